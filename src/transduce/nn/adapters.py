@@ -24,7 +24,7 @@ _ROWS_AT_ONCE = 1 << 14
 
 
 class LowRank(nn.Module):
-    """B A: A is random and B zero at the start, so that the adapted layer begins as the frozen one (section 4.1)."""
+    """The product B A of two narrow matrices. Initially B is zero, so the adapted layer equals the frozen one (4.1)."""
 
     def __init__(self, n_inputs: int, n_outputs: int, rank: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class LowRank(nn.Module):
 
 
 class _Widened(torch.autograd.Function):
-    """x W^T for a frozen W with fewer bits than x. The backward pass keeps W in its stored type."""
+    """Compute x W^T for a frozen W in a narrower type than x. The backward pass saves W in its narrow type."""
 
     @staticmethod
     def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
@@ -50,13 +50,13 @@ class _Widened(torch.autograd.Function):
 class AdaptedLinear(nn.Linear):
     """A frozen linear layer plus the adapter of each matrix that its weight packs: W x + b + scale * B A x.
 
-    It may have no adapter, if only its weight is stored in fewer bits.
+    A layer without adapters only has its weight in a narrower type.
     """
 
     adapters: nn.ModuleList
     scale: float
     linear: Callable[..., Tensor] = staticmethod(F.linear)
-    """x W^T + b; a subclass may have another function."""
+    """Computes x W^T + b; a subclass may replace it by a faster function."""
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
         if self.weight.dtype == x.dtype or torch.is_autocast_enabled(x.device.type):
@@ -122,12 +122,12 @@ def add_adapters(
 
     Args:
         model: Changed in place. Its layers keep their names and weights; the parameters of an adapter are called
-            `LAYER.adapters.N.a` and `.b`, N being the number of the matrix inside the layer's weight.
+            `LAYER.adapters.N.a` and `.b`. N is the number of the matrix inside the layer's weight.
         rank: Rows of A.
         scale: Factor of the adapters' products, alpha / rank in the paper (section 4.1).
-        on: A key of PLACES.
+        on: The layers to adapt, as a key of PLACES.
         dtype: Type of the frozen matrices of the blocks and tables. Norms and biases keep their types.
-        new_rows: Number of a table's last rows, which are trained, by the name of its weight.
+        new_rows: For the name of a table's weight, the number of its last rows, which are trained.
         trained: Names of other parameters that are trained, such as those of a new head.
     """
     for name, parameter in model.named_parameters():
@@ -138,14 +138,14 @@ def add_adapters(
             if type(layer) in _ADAPTED and (is_adapted or layer.weight.dtype != dtype):
                 n_packed = parent.n_packed if isinstance(parent, FeedForward) and name == "expand" else 1
                 _adapt(layer, rank=rank if is_adapted else 0, scale=scale, n_packed=n_packed, dtype=dtype)
-    new = dict[int, nn.Parameter]()  # by the identity of a weight, which several tables may share
+    new = dict[int, nn.Parameter]()  # by the id of the weight, which several tables may share
     for name, table in list(model.named_modules()):
         if type(table) is TokenTable and not table.weight.requires_grad:
             _freeze(table, new_rows.get(f"{name}.weight", 0), new, dtype=dtype)
 
 
 def _adapt(layer: Any, *, rank: int, scale: float, n_packed: int, dtype: torch.dtype) -> None:
-    """Change the class of a linear layer that packs matrices, and add their adapters unless `rank` is 0."""
+    """Adapt a linear layer in place: store it in `dtype`, with an adapter per packed matrix unless `rank` is 0."""
     rows: Sequence[int] = getattr(layer, "rows", ()) or (layer.out_features // n_packed,) * n_packed
     layer.__class__ = _ADAPTED[type(layer)]
     layer.adapters = nn.ModuleList(LowRank(layer.in_features, n, rank) for n in rows if rank)
@@ -154,7 +154,7 @@ def _adapt(layer: Any, *, rank: int, scale: float, n_packed: int, dtype: torch.d
 
 
 def _freeze(table: Any, n_new: int, new: dict[int, nn.Parameter], *, dtype: torch.dtype) -> None:
-    """Change the class of a table, and separate its last rows, unless a table with the same weight has done so."""
+    """Store a table in `dtype`, except its last `n_new` rows: a parameter in `new`, by the id of the table's weight."""
     table.__class__, weight = AdaptedTable, table.weight
     if n_new and id(weight) not in new:
         new[id(weight)] = nn.Parameter(weight.data[-n_new:].clone())
@@ -174,7 +174,7 @@ def recompute_blocks(model: nn.Module) -> None:
 
 
 def _recomputed(block: type[Any]) -> type[Any]:
-    """The class of a block whose forward pass is computed again for its backward pass."""
+    """Return a subclass of a block that computes its forward pass again during the backward pass."""
 
     class Recomputed(block):
         def forward(self, x: Tensor, **options: Any) -> Tensor:
@@ -184,7 +184,7 @@ def _recomputed(block: type[Any]) -> type[Any]:
             return output
 
         def _run(self, x: Tensor, options: Mapping[str, Any]) -> Tensor:
-            """Run the block with a copy of its cache, which must be empty again when the block is recomputed."""
+            """Run the block with a copy of its cache, so that the cache is unchanged when the block is recomputed."""
             if (cache := options.get("cache")) is not None:
                 options = {**options, "cache": (own := copy.copy(cache))}
                 own.history = [*cache.history]

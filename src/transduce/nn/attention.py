@@ -51,9 +51,9 @@ def scaled_dot_product_attention(
 
     `causal` hides later keys, in addition to the bias. `relations` add vectors to keys and values.
 
-    PyTorch's kernel computes heads [B, H, T, K] on a GPU, where it also takes fewer key heads than query heads. In
-    training on a CPU it computes long sequences without dropout or a trained bias: its memory does not grow with
-    queries times keys.
+    On a GPU, a fused kernel of PyTorch computes heads [B, H, T, K]; there may be fewer key heads than query heads. On a
+    CPU, training uses a fused kernel for long sequences without dropout or a trained bias, because its memory does not
+    grow with queries times keys.
     """
     p = dropout.p if dropout is not None and dropout.training else 0.0
     is_long = fuses_on_cpu(query.shape[-2], key.shape[-2]) and not p and not (bias is not None and bias.requires_grad)
@@ -76,22 +76,22 @@ def scaled_dot_product_attention(
 
 
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
-    """Concat(head_1, ..., head_h) (paper 3.2.2)."""
+    """Concatenate the outputs of the heads: Concat(head_1, ..., head_h) (paper 3.2.2)."""
     return x.transpose(1, 2).flatten(2)  # [B, T, H*K]
 
 
 def head_width(d_model: int, n_heads: int) -> int:
-    """The width of each head; `ValueError` if d_model is not divisible by n_heads."""
+    """Return d_model / n_heads, the width of each head; raise `ValueError` if it is not an integer."""
     if d_model % n_heads:
         raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}")
     return d_model // n_heads
 
 
 class FullProjection(nn.Linear):
-    """Several projections of one input in one product; each head has its own columns (paper 3.2.2)."""
+    """Several projections of one input (queries, keys, values) as one matrix product for all heads (paper 3.2.2)."""
 
     def __init__(self, d_model: int, heads: tuple[int, ...], *, d_head: int | tuple[int, ...], bias: bool) -> None:
-        """`heads`: the number of heads of each projection; `d_head`: their width, or one for each projection."""
+        """`heads`: number of heads of each projection. `d_head`: width of all heads, or a width for each projection."""
         widths = d_head if isinstance(d_head, tuple) else (d_head,) * len(heads)
         rows = tuple(n * width for n, width in zip(heads, widths, strict=True))
         super().__init__(d_model, sum(rows), bias=bias)
@@ -101,11 +101,11 @@ class FullProjection(nn.Linear):
 
     @classmethod
     def problem(cls, *, n_heads: int, n_kv_heads: int, d_key: int, d_value: int) -> str | None:
-        """The error in the heads' numbers and widths, if any."""
+        """Return an error message if the projection cannot have these numbers and widths of heads, otherwise None."""
         return None
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """A tensor [B, H_i, T, K_i] for each projection."""
+        """Return a tensor [B, H_i, T, K_i] for each projection i, which has H_i heads of width K_i."""
         y = super().forward(x)
         if len(set(self.heads)) == len(set(self.widths)) == 1:
             parts = y.unflatten(-1, (len(self.heads), self.heads[0], -1))  # [B, T, n, H, K]
@@ -130,7 +130,7 @@ class SharedProjection(nn.Module):
 
     @classmethod
     def problem(cls, *, n_heads: int, n_kv_heads: int, d_key: int, d_value: int) -> str | None:
-        """The error in the heads' numbers and widths: all heads must project slices of one width."""
+        """Return an error message unless all heads have one width and there are as many key heads as query heads."""
         if n_kv_heads != n_heads:
             return f"model.projection = 'shared' needs n_kv_heads = n_heads, not {n_kv_heads}"
         if d_key != d_value:
@@ -138,7 +138,7 @@ class SharedProjection(nn.Module):
         return None
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:
-        """A tensor [B, H, T, K] for each projection."""
+        """Return a tensor [B, H, T, K] for each projection."""
         slices = x.unflatten(-1, (-1, self.d_head)).transpose(1, 2).contiguous()  # [B, H, T, K]
         return tuple(part(slices) for part in self.parts)
 
@@ -150,32 +150,32 @@ PROJECTIONS: dict[str, type[FullProjection] | type[SharedProjection]] = {
 
 
 class Attention(nn.Module, ABC):
-    """Base of attention layers, which can be inspected and intervened on whatever their inputs are.
+    """Base of attention layers, whose scores and weights can be recorded and replaced (`nn.recording`).
 
-    The layer calls `self.attend` for every attention that it computes; a recorder replaces that attribute, and passes
-    the same arguments to `weights`. A decoder may attend once for all positions, or once for each.
+    A layer calls `self.attend` whenever it computes attention. A recorder replaces this attribute and passes its
+    arguments to `weights`. A decoder may attend once for all positions, or once for each position.
     """
 
     matmul: Matmul = staticmethod(torch.matmul)
-    """Products of batches of matrices; a subclass may have another function."""
+    """Multiplies batches of matrices; a subclass may replace it by a faster function."""
 
     def attend(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.combine(self.weights(*args, **kwargs), *args, **kwargs)
 
     @abstractmethod
     def weights(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B H T S"]:
-        """The weights that `attend` computes from these arguments, without dropout.
+        """The attention weights for the arguments of `attend`, without dropout.
 
         Rows sum to 1, or are zero for a query without keys to attend to.
         """
 
     @abstractmethod
     def raw_scores(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B H T S"]:
-        """The scores before the bias, for the arguments of `attend`."""
+        """The attention scores for the arguments of `attend`, before the bias is added."""
 
     @abstractmethod
     def combine(self, weights: Float[Tensor, "B H T S"], *args: Any, **kwargs: Any) -> Tensor:
-        """The result of attention with the given weights."""
+        """The result of `attend`, whose arguments follow, with the given attention weights."""
 
 
 class MultiHeadAttention(Attention):
@@ -213,7 +213,7 @@ class MultiHeadAttention(Attention):
 
     @abstractmethod
     def add_projections(self, project: Callable[..., nn.Module]) -> None:
-        """Create the projections of the inputs; `project` takes the numbers of heads and `d_head`, their widths."""
+        """Create the input projections with `project`, which takes numbers of heads and their widths, `d_head`."""
 
     def attend(
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
@@ -255,7 +255,7 @@ class SelfAttention(MultiHeadAttention):
     """Self-attention of a sequence (paper 3.2.3)."""
 
     def add_projections(self, project: Callable[..., nn.Module]) -> None:
-        """One product gives queries, keys and values."""
+        """Create one layer that projects to queries, keys and values in one product."""
         heads, widths = (self.n_heads, self.n_kv_heads, self.n_kv_heads), (self.d_key, self.d_key, self.d_head)
         self.query_key_value = project(heads, d_head=widths)
 
@@ -268,7 +268,7 @@ class SelfAttention(MultiHeadAttention):
         cache: LayerCache | None = None,
         state: DecoderState | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """x attends to itself and, in a decoder, to the known keys in its cache, which grows in place."""
+        """Attend from x to itself and, in a decoder, to the cached keys; the keys and values of x join the cache."""
         query, key, value = self.query_key_value(x)
         query, key = rotate(query), rotate(key)
         if cache is not None and state is not None:
@@ -280,7 +280,7 @@ class CrossAttention(MultiHeadAttention):
     """Attention of the decoder to the encoder's output, the memory (paper 3.2.3)."""
 
     def add_projections(self, project: Callable[..., nn.Module]) -> None:
-        """Queries of the decoder; keys and values of the memory."""
+        """Create a projection of decoder states to queries, and one of the memory to keys and values."""
         self.query = project((self.n_heads,), d_head=(self.d_key,))
         self.key_value = project((self.n_kv_heads, self.n_kv_heads), d_head=(self.d_key, self.d_head))
 
@@ -292,6 +292,6 @@ class CrossAttention(MultiHeadAttention):
         *,
         bias: Tensor,
     ) -> Float[Tensor, "B T D"]:
-        """x attends to the keys and values of the memory."""
+        """Attend from x to the keys and values of the memory; `bias` hides padding."""
         (query,) = self.query(x)  # [B, H, T, K]
         return self.attend(query, key, value, bias=bias)

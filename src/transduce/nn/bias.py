@@ -23,20 +23,20 @@ _LONG = 1 << 15  # queries times keys from which a fused kernel is faster in tra
 
 
 def fuses_on_cpu(n_queries: int, n_keys: int) -> bool:
-    """Whether a CPU uses a fused kernel for these sizes: only in training, in which rounding may differ."""
+    """Whether a CPU uses a fused kernel for attention of this size. Only training does, as its rounding may differ."""
     return n_queries * n_keys >= _LONG and torch.is_grad_enabled()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PatternBias:
-    """The bias of self-attention in a form that is more than a matrix.
+    """A bias of self-attention that is not only a matrix: it may hide later keys, have relations, or be in blocks.
 
-    matrix: Numbers that are added to the scores, broadcast to [B, H, T, S], or to [B, H, N, C, E] of blocks.
-    causal: Whether later keys are hidden too, by a kernel that knows this pattern.
+    matrix: Numbers that are added to the scores, broadcast to [B, H, T, S] or, with blocks, to [B, H, N, C, E].
+    causal: Whether the kernel also hides later keys, for which it needs no matrix.
     relations: Vectors that the positional scheme adds to keys and values (Shaw et al. 2018).
     has_key: True for queries that may attend to at least one key; other queries have zero output.
     blocks: The blocks in which attention is computed; `relations` belong to the first block.
-    all_relations: With blocks, returns the relations of the whole sequence.
+    all_relations: A function that returns the relations of the whole sequence; used with blocks.
     """
 
     matrix: Tensor | None = None
@@ -84,7 +84,7 @@ def group_sizes(n_heads: int, n_groups: int) -> list[int]:
 
 
 def dense_bias(bias: Bias, query: Float[Tensor, "*B T K"]) -> Tensor | None:
-    """Any bias as a matrix."""
+    """Convert any bias to a matrix that is added to the scores; None stays None."""
     if isinstance(bias, tuple):
         queries = query.split(group_sizes(query.shape[1], len(bias)), dim=1)
         matrices = [(dense_bias(part, q), q) for part, q in zip(bias, queries, strict=True)]
@@ -93,7 +93,7 @@ def dense_bias(bias: Bias, query: Float[Tensor, "*B T K"]) -> Tensor | None:
 
 
 def relations_of(bias: Bias) -> Relations | None:
-    """The relations between all positions, shared by all heads."""
+    """The relations between all positions in a bias, the same for all heads; None if its scheme has no relations."""
     if isinstance(bias, tuple):
         return relations_of(bias[0])
     if not isinstance(bias, PatternBias):
@@ -102,7 +102,7 @@ def relations_of(bias: Bias) -> Relations | None:
 
 
 def attended(attend: Attend, query: Tensor, key: Tensor, value: Tensor, *, bias: Bias) -> Float[Tensor, "B H T K"]:
-    """Attention under any bias."""
+    """Compute attention under any bias by calls of `attend`, one for each group of heads with a pattern of its own."""
     if isinstance(bias, tuple):
         sizes = group_sizes(query.shape[1], len(bias))
         groups = zip(*(x.split(sizes, dim=1) for x in (query, key, value)), bias, strict=True)
@@ -118,7 +118,7 @@ def attended(attend: Attend, query: Tensor, key: Tensor, value: Tensor, *, bias:
 def sequence_bias(
     pattern: Pattern, positions: Int[Tensor, " T"], scheme: Positions, *, documents: Int[Tensor, "B T"] | None = None
 ) -> Bias:
-    """The bias of self-attention over a whole sequence at these positions, from 0 on.
+    """The bias of self-attention over a whole sequence; `positions` are 0, 1 and so on.
 
     With `documents`, the number of the document of each token, tokens attend to their own document only.
     """
@@ -187,14 +187,14 @@ def _of_heads(pattern: Pattern, n_heads: int, bias_of: Callable[[FullPattern, sl
 
 
 def _added(scheme: Positions, queries: Tensor, keys: Tensor) -> tuple[Tensor | None, Relations | None]:
-    """A positional scheme's bias on scores, and its relations."""
+    """The bias that a positional scheme adds to scores, and its relations; each may be None."""
     return scheme.score_bias(queries, keys), scheme.relations(queries, keys)
 
 
 def _blocked(
     pattern: SparsePattern, blocks: Blocks, positions: Tensor, scheme: Positions, heads: slice, *, groups: Tensor | None
 ) -> FactorBias:
-    """The bias of a pattern in blocks; `groups` [B, T]: tokens attend only within their group."""
+    """The bias of a pattern in blocks. With `groups` [B, T], tokens attend only to tokens of their group."""
     queries, keys = blocks.queries, blocks.keys
     mask = (pattern.allowed(queries[:, :, None], keys[:, None, :]) & blocks.mask())[None]  # [1, N, C, E]
     if groups is not None:

@@ -21,7 +21,7 @@ _HALF = math.sqrt(0.5)
 
 
 def windows(x: Float[Tensor, "B R D"], kernel_size: int) -> Float[Tensor, "B T E"]:
-    """The vectors of each window of k = `kernel_size` positions, side by side: T = R - k + 1, E = k * D.
+    """Concatenate the vectors of each window of k = `kernel_size` positions: T = R - k + 1, E = k * D.
 
     A convolution is one product with these vectors. Its rows are independent, so that a sentence's result does not
     depend on its batch.
@@ -44,8 +44,8 @@ def scaled_linear(n_in: int, n_out: int, *, gain: float = 1.0, bias: bool = True
 class GatedConvolution(nn.Module):
     """A * sigmoid(B) with [A; B] = W [x_1; ...; x_k] + b over windows of k positions (section 3.2).
 
-    Dropout of the input with probability p makes its variance 1 / (1 - p) times as large; the initial weights make up
-    for that, and for the gate's effect (section 3.5).
+    Dropout with probability p multiplies the variance of the input by 1 / (1 - p). The initial weights compensate for
+    dropout and for the gate (section 3.5).
     """
 
     def __init__(self, d_model: int, *, kernel_size: int, dropout: float = 0.0) -> None:
@@ -55,12 +55,12 @@ class GatedConvolution(nn.Module):
         self.expand = scaled_linear(kernel_size * d_model, 2 * d_model, gain=4 * (1 - dropout))
 
     def forward(self, x: Float[Tensor, "B R D"]) -> Float[Tensor, "B T D"]:
-        """The output of every window of x, which is padded: R positions give T = R - kernel_size + 1 outputs."""
+        """The output of every window of x, which the caller has padded: T = R - kernel_size + 1."""
         return F.glu(self.expand(windows(self.dropout(x), self.kernel_size)))
 
 
 class ConvEncoder(nn.Module):
-    """A stack of gated convolutions over both neighbours, between projections to their width and back (section 3.2).
+    """A stack of gated convolutions over earlier and later positions, with projections to their width and back (3.2).
 
     Each convolution has a residual connection: x <- (x + conv(x)) * sqrt(0.5). Positions outside the sentence are
     zeros.
@@ -118,7 +118,7 @@ class MemoryAttention(Attention):
     def read(
         self, memory: Float[Tensor, "B S D"], values: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S"]
     ) -> dict[str, Tensor]:
-        """Parts of the memory that the layer needs: keys and values [B, S, C], and a bias on the scores [B, 1, S].
+        """Tensors that the layer computes once from the memory: keys and values [B, S, C], a bias on scores [B, 1, S].
 
         `mask` is False at padding.
         """
@@ -167,7 +167,7 @@ class ConvDecoder(nn.Module):
         *,
         n_beams: int,
     ) -> RowState:
-        """The state before the first token: each layer's parts of the memory (`read`), and its last inputs, zeros."""
+        """The state before the first token: each layer's keys, values and bias of the memory, and zeros as inputs."""
         sentences = {"memory": memory}
         for n, attention in enumerate(self.attentions):
             sentences |= {f"{name}.{n}": read for name, read in attention.read(memory, values, mask).items()}

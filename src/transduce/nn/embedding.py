@@ -24,10 +24,10 @@ class SegmentEmbedding(nn.Embedding):
 
 
 class TokenTable(nn.Embedding):
-    """E: a vector for each token, and, if it is shared with the output, the matrix before the softmax (paper 3.4)."""
+    """The table E of token vectors. If it is tied to the output, it is also the matrix before the softmax (3.4)."""
 
     linear: Callable[..., Tensor] = staticmethod(F.linear)
-    """x W^T + b; a subclass may have another function."""
+    """Computes x W^T + b; a subclass may replace it by a faster function."""
 
     def logits(self, hidden: Float[Tensor, "*B D"], bias: Float[Tensor, " V"] | None) -> Float[Tensor, "*B V"]:
         """Unnormalized log-probabilities of the tokens: hidden E^T + bias."""
@@ -41,7 +41,7 @@ class TokenTable(nn.Embedding):
         bias: Float[Tensor, " V"] | None = None,
         smoothing: float = 0.1,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Int[Tensor, ""]]:
-        """The loss of the targets under these logits: `label_smoothed_loss`."""
+        """Compute the logits of `hidden` and their `label_smoothed_loss` for the targets."""
         return label_smoothed_loss(hidden, self.weight, targets, bias=bias, smoothing=smoothing, linear=self.linear)
 
 
@@ -59,7 +59,7 @@ class TokenEmbedding(nn.Module):
         norm: nn.Module | None = None,
         alias: tuple[int, int] | None = None,
     ) -> None:
-        """`scale`: default sqrt(d_model). `alias`: an id, and the id whose vector it uses."""
+        """`scale`: factor of the vectors (default: sqrt(d_model)). `alias`: an id, and the id whose vector it uses."""
         super().__init__()
         self.table = TokenTable(vocab_size, d_model)
         self.positions = positions
@@ -85,7 +85,7 @@ class TokenEmbedding(nn.Module):
         return self.dropout(self.norm(x if more is None else x + more))
 
     def aliased(self, ids: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-        """The ids whose vectors are used."""
+        """Replace the aliased id, if there is one, by the id whose vector it uses."""
         return ids if self.alias is None else ids.masked_fill(ids == self.alias[0], self.alias[1])
 
 
@@ -117,9 +117,9 @@ class VectorEmbedding(nn.Module):
 
 
 def piece_vectors(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules of a model whose outputs [B, T, D] are the vectors of pieces or of input vectors, without positions.
+    """Yield the modules that embed tokens or input vectors: their outputs [B, T, D] do not include positions.
 
-    A forward hook on them can change the vectors.
+    A forward hook on these modules can change the vectors.
     """
     for module in model.modules():
         if isinstance(module, TokenEmbedding):

@@ -27,7 +27,7 @@ class FeedForward(nn.Module):
 
     convolves: ClassVar[bool] = False
     n_packed: ClassVar[int] = 1
-    """Matrices of d_ff rows in `expand`."""
+    """Number of matrices with d_ff rows that the weight of `expand` packs."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], keep: Tensor | None = None, history: list[Tensor] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """x transformed position by position; only the convolution uses `keep` and `history`."""
+        """Transform x position by position; only `ConvFeedForward` uses `keep` and `history`."""
         return self.contract(self.dropout(self.activate(self.expand(x))))
 
 
@@ -80,9 +80,10 @@ class ConvFeedForward(FeedForward):
         return nn.Conv1d(n_inputs, n_outputs, self.kernel_size, bias=bias)
 
     def forward(self, x: Tensor, keep: Tensor | None = None, history: list[Tensor] | None = None) -> Tensor:
-        """x [B, T, D] convolved; `keep` [B, T, 1] is False at padding; `history` the last inputs of both convolutions.
+        """Convolve x [B, T, D]; `keep` [B, T, 1] is False at padding.
 
-        `history` starts as an empty list and is filled here; incremental decoding passes it from step to step.
+        `history`: the last inputs of both convolutions, updated in place. Incremental decoding passes an empty list to
+        the first step and the same list to later steps.
         """
         hidden = self._convolve(self.expand, x, keep, history, 0)
         return self._convolve(self.contract, self.dropout(self.activate(hidden)), keep, history, 1)

@@ -118,7 +118,7 @@ def frozen_label_smoothed_loss(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Int[Tensor, ""]]:
     """`label_smoothed_loss` for a frozen `weight` of any type, followed by trained rows `new`, and a frozen bias.
 
-    The vocabulary is taken in parts, so that neither all logits nor a copy of the weight is ever in memory.
+    The loss is computed in parts of the vocabulary, so that memory never holds all logits or a copy of the weight.
     """
     rows, gold = hidden.flatten(0, 1), targets.flatten()
     wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (rows, new))

@@ -25,14 +25,14 @@ def is_real(inputs: SourceInput) -> Bool[Tensor, "B S"]:
 
 
 def padding_mask(inputs: SourceInput) -> Bool[Tensor, "B 1 S"]:
-    """Mask with which queries may attend to all inputs that are not padding."""
+    """Attention mask that lets all queries attend to all inputs that are not padding."""
     return is_real(inputs)[:, None, :]
 
 
 def pad_memory(
     x: Float[Tensor, "B S D"], mask: Bool[Tensor, "B *one S"], *, more: int = 0
 ) -> tuple[Float[Tensor, "B P D"], Bool[Tensor, "B *one P"]]:
-    """Pad vectors and their mask to a number S of positions such that S + `more` is divisible by WIDTH.
+    """Pad vectors and their mask to P positions, so that P + `more` is divisible by WIDTH.
 
     A CPU adds up attention weights in an order that depends on the row's width modulo its vector width, so results then
     do not depend on the longest sentence of the batch.
@@ -44,11 +44,11 @@ def pad_memory(
 def attention_bias(mask: Bool[Tensor, "B *N T S"]) -> Float[Tensor, "B 1 *N T S"]:
     """The bias on attention scores for a mask: 0 where it is True, very negative elsewhere.
 
-    A row that may attend to nothing has even weights, finite in value and gradient.
+    A query that may attend to no key then has equal weights for all keys, without NaN in values or gradients.
     """
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, HIDDEN)[:, None]
 
 
 def later_keys(n_queries: int, n_keys: int, device: torch.device) -> Float[Tensor, "Q C"]:
-    """The bias that hides later keys from the queries of the last `n_queries` keys."""
+    """The bias that hides keys after the query; the queries are at the positions of the last `n_queries` keys."""
     return torch.full((n_queries, n_keys), HIDDEN, device=device).triu(n_keys - n_queries + 1)

@@ -1,6 +1,7 @@
 """Attention patterns: which keys a query may attend to, by their positions, and the blocks of sparse patterns.
 
-Full, causal and local attention, and the factors of the Sparse Transformer. To add one: a class, and a row of PATTERNS.
+Full, causal and local attention, and the factors of the Sparse Transformer. To add a pattern, write a class and a row
+of PATTERNS.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class Blocks:
         return self.n > 2 * MIN_BLOCK and self.queries.numel() * self.keys.shape[1] < self.n**2
 
     def take(self, x: Shaped[Tensor, "B H T K"], positions: Int[Tensor, "N C"]) -> Shaped[Tensor, "B H N C K"]:
-        """The vectors at the positions of the blocks; padding positions get arbitrary vectors."""
+        """Gather the vectors at the positions of the blocks; padding positions get arbitrary vectors."""
         rows = x.flatten(0, 1).index_select(1, positions.clamp(0, self.n - 1).flatten())
         return rows.view(*x.shape[:2], *positions.shape, -1)
 
     def merge(self, y: Shaped[Tensor, "B H N C K"]) -> Shaped[Tensor, "B H T K"]:
-        """The outputs of the queries, in the order of the sequence."""
+        """Arrange the outputs of the blocks' queries in the order of the sequence."""
         order = self.queries.flatten().argsort()[: self.n]
         return y.flatten(0, 1).flatten(1, 2).index_select(1, order).unflatten(0, y.shape[:2])
 
@@ -52,7 +53,7 @@ class Blocks:
         return queries[:, :, None] & keys[:, None, :]
 
     def dense(self, x: Shaped[Tensor, "B H N C E"], *, other: float) -> Shaped[Tensor, "B H T T"]:
-        """Arrange values of pairs as a matrix, with `other` for pairs outside all blocks."""
+        """Arrange the blocks' values for pairs of query and key as a matrix, with `other` for pairs in no block."""
         mask = self.mask()
         rows, columns = self.queries[:, :, None].expand_as(mask)[mask], self.keys[:, None, :].expand_as(mask)[mask]
         matrix = x.new_full((*x.shape[:2], self.n, self.n), other)
@@ -61,23 +62,23 @@ class Blocks:
 
 
 def parts(n: int, size: int, device: torch.device) -> Int[Tensor, "N C"]:
-    """The positions of a sequence in parts of `size`. The last part may exceed the n positions."""
+    """Divide the positions 0 to n - 1 into parts of `size` positions. The last part may contain positions from n on."""
     n_parts = -(-n // size)
     return torch.arange(n_parts * size, device=device).view(n_parts, size)
 
 
 def padded(keys: Int[Tensor, "N E"], n: int) -> Int[Tensor, "N P"]:
-    """Pad keys to a multiple of WIDTH: sums then do not depend on the length of the batch."""
+    """Pad the key positions of blocks to a multiple of WIDTH, so that sums do not depend on the batch's length."""
     return F.pad(keys, (0, -keys.shape[1] % WIDTH), value=n)
 
 
 class FullPattern:
-    """Every query may attend to every key: an encoder's."""
+    """Full attention, the default of encoders: every query may attend to every key."""
 
     contiguous = True
     """Whether the last query may attend to all keys from `first_key` on."""
     may_be_empty = False
-    """Whether a query may see no key."""
+    """Whether there may be queries without any key to attend to."""
 
     def allowed(self, queries: Int[Tensor, "*q"], keys: Int[Tensor, "*k"]) -> Bool[Tensor, "*s"]:
         """Whether the query at one position may attend to the key at another; elementwise, with broadcasting."""
@@ -93,14 +94,14 @@ class FullPattern:
 
 
 class CausalPattern(FullPattern):
-    """A query may attend to its own position and to earlier ones (paper 3.2.3): a decoder's."""
+    """Causal attention, as in a decoder: a query may attend to its own and to earlier positions (paper 3.2.3)."""
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
         return keys <= queries
 
 
 class SparsePattern(FullPattern, ABC):
-    """Base of sparse patterns: parts of `size` positions, in one direction (`causal`) or both."""
+    """Base of sparse patterns, which divide a sequence into parts of `size` positions. `causal` hides later keys."""
 
     def __init__(self, size: int, *, causal: bool = True) -> None:
         self.size, self.causal = size, causal
@@ -115,7 +116,7 @@ class SparsePattern(FullPattern, ABC):
 
     @abstractmethod
     def blocks(self, n: int, device: torch.device) -> Blocks:
-        """Blocks for n positions, whose number of pairs follows the pattern."""
+        """Return blocks that contain all pairs of the pattern for n positions, and few other pairs."""
 
 
 class LocalPattern(SparsePattern):
@@ -131,14 +132,14 @@ class LocalPattern(SparsePattern):
         return max(0, position - self.size + 1)
 
     def blocks(self, n: int, device: torch.device) -> Blocks:
-        """A part attends to itself, to the part before it and, in an encoder, to the part after it."""
+        """Make a block of each part: queries of the part, keys of it, the part before and, unless causal, after it."""
         queries = parts(n, max(self.size, MIN_BLOCK), device)
         shifts = range(-1, 1 if self.causal else 2)
         return Blocks(n, queries, torch.cat([queries + shift * queries.shape[1] for shift in shifts], 1))
 
 
 class StridedPattern(SparsePattern):
-    """A query may attend to every `size`-th position: (i - j) mod l = 0 (Child et al. 2019, 4.2, strided)."""
+    """Query i may attend to key j if (i - j) mod l = 0, with l = `size` (Child et al. 2019, 4.2, strided)."""
 
     contiguous = False
 
@@ -146,13 +147,13 @@ class StridedPattern(SparsePattern):
         return queries % self.size == keys % self.size
 
     def blocks(self, n: int, device: torch.device) -> Blocks:
-        """Block i has the i-th position of each part."""
+        """Block i contains the i-th position of each part."""
         columns = parts(n, self.size, device).T
         return Blocks(n, columns, padded(columns, n))
 
 
 class BlockPattern(SparsePattern):
-    """A query may attend to its own block: floor(j / l) = floor(i / l), the fixed pattern's first factor (4.2)."""
+    """Query i may attend to key j of its block of l = `size` positions: floor(j / l) = floor(i / l) (4.2, fixed)."""
 
     def related(self, queries: Tensor, keys: Tensor) -> Tensor:
         return queries // self.size == keys // self.size
@@ -165,7 +166,7 @@ class BlockPattern(SparsePattern):
 
 
 class SummaryPattern(SparsePattern):
-    """A query may attend to the last `summary` positions of every block: j mod l >= l - c (4.2, fixed)."""
+    """A query may attend to key j if it is among the last c = `summary` of a block: j mod l >= l - c (4.2, fixed)."""
 
     contiguous = False
     may_be_empty = True
@@ -178,7 +179,7 @@ class SummaryPattern(SparsePattern):
         return keys % self.size >= self.size - self.summary
 
     def blocks(self, n: int, device: torch.device) -> Blocks:
-        """One block: all queries, and the ends of all parts as keys."""
+        """One block of all queries; its keys are the last positions of all parts."""
         ends = parts(n, self.size, device)[:, -self.summary :].flatten()
         return Blocks(n, torch.arange(n, device=device)[None], padded(ends[None], n))
 
@@ -208,7 +209,7 @@ SPREADS: dict[str, Callable[[Factors], tuple[Pattern, ...]]] = {
 def make_patterns(
     name: str, *, size: int = 0, summary: int = 0, spread: str = "heads", causal: bool
 ) -> tuple[Pattern, ...]:
-    """The attention patterns of a stack of layers; of n patterns, layer i has number i mod n.
+    """The attention patterns of a stack; of n patterns, layer i uses pattern i mod n.
 
     `size`: the window or stride. `summary`: summary positions of a block. `spread`: whether the factors of a sparse
     pattern belong to different heads or to different layers (a key of `SPREADS`).

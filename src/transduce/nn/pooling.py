@@ -43,7 +43,7 @@ class Pooler(nn.Module):
 
 
 class ConvPooler(nn.Module):
-    """Each column the largest value of max(0, W [x_t-1; x_t; x_t+1] + b) over the tokens t (Kim 2014, section 2).
+    """The largest value of each column of max(0, W [x_t-1; x_t; x_t+1] + b) over the tokens t (Kim 2014, section 2).
 
     It reads three neighbouring tokens at a time and so learns short phrases from far less text than attention.
     """

@@ -1,6 +1,6 @@
 """Positional schemes: vectors added to the embeddings (paper 3.5), rotations of queries and keys, biases of attention.
 
-To add one: a subclass of `Positions`, and a row of POSITIONS.
+To add a scheme, write a subclass of `Positions` and add it to POSITIONS.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Matmul = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relations:
-    """Vectors that relations add to keys and to values (Shaw et al. 2018).
+    """Vectors added to keys and to values, chosen by the relation of query and key (Shaw et al. 2018).
 
-    index: The relation of each query and key, broadcast to [..., Q, S].
+    index: The number of the relation of each query and key, broadcast to [..., Q, S].
     """
 
     index: Int[Tensor, "*b Q S"]
@@ -77,7 +77,7 @@ class Positions(nn.Module):
 
     @classmethod
     def problem(cls, *, d_key: int, d_value: int) -> str | None:
-        """The error in the widths of a head's queries and keys and of its values, if any."""
+        """Return an error message if the scheme does not work with heads of these widths, otherwise None."""
         return None
 
     def vectors(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Float[Tensor, "N D"] | None:
@@ -88,7 +88,7 @@ class Positions(nn.Module):
     def add(
         self, x: Float[Tensor, "B T D"], offset: int = 0, positions: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """x plus the embeddings of the positions offset .. offset + T, or of `positions`, all below T."""
+        """Add to x the embeddings of the positions offset .. offset + T, or of `positions`, which are all below T."""
         vectors = self.vectors(x.shape[1], offset=offset, device=x.device)
         if vectors is None:
             return x
@@ -130,7 +130,7 @@ TABLE_ROWS = 1 << 14
 
 
 def sinusoids(n_positions: int, d_model: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same), [n_positions, d_model], float32 (paper 3.5)."""
+    """PE(p, 2i) = sin(a), PE(p, 2i+1) = cos(a), a = p / 10000^(2i/d): [n_positions, d_model], float32 (paper 3.5)."""
     position = torch.arange(offset, offset + n_positions, dtype=torch.float64, device=device)
     even = torch.arange(0, d_model, 2, dtype=torch.float64, device=device)
     angle = position[:, None] * torch.exp(even * (-math.log(10000.0) / d_model))
@@ -138,7 +138,7 @@ def sinusoids(n_positions: int, d_model: int, *, offset: int = 0, device: torch.
 
 
 def halves(d_model: int) -> Int[Tensor, " D"]:
-    """The columns of `sinusoids` in the order of `sinusoidal_halves`: all sines, then all cosines."""
+    """The indices of the columns of `sinusoids` with all sines first, then all cosines, as in `sinusoidal_halves`."""
     return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
 
 
@@ -146,7 +146,7 @@ class SinusoidalPositions(Positions):
     """The paper's fixed sinusoids (3.5); any length."""
 
     def setup(self) -> None:
-        """Compute the first rows; on the meta device, where `arange` imports torch's compiler, only their shape."""
+        """Compute the first rows. On the meta device, where `arange` would import torch's compiler, only a shape."""
         n = min(self.max_positions, TABLE_ROWS)
         on_meta = torch.get_default_device().type == "meta"
         self.register_buffer("table", torch.empty(n, self.d_model) if on_meta else self._rows(n), persistent=False)
@@ -173,13 +173,13 @@ class HalvedSinusoidalPositions(SinusoidalPositions):
 
 
 class MarianPositions(SinusoidalPositions):
-    """Marian's sinusoids, those of Tensor2Tensor: all sines before all cosines.
+    """Sinusoids of Marian and Tensor2Tensor: all sines before all cosines.
 
     The wavelengths are a geometric series from 2 pi to exactly 10000 * 2 pi; the paper's series ends just before.
     """
 
     first = 0
-    """The number of the first position."""
+    """The position whose sinusoids the first token gets."""
 
     def _rows(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
         half = self.d_model // 2
@@ -202,7 +202,7 @@ class LearnedPositions(Positions):
         self.embedding = nn.Embedding(self.max_positions, self.d_model)
 
     def vectors(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
-        """ValueError past `max_positions`."""
+        """The vectors of positions offset .. offset + n. Raises `ValueError` past `max_positions`."""
         if offset + n > self.max_positions:
             raise ValueError(f"a sequence of {offset + n} tokens; there are {self.max_positions} learned positions")
         return self.embedding.weight[offset : offset + n]
@@ -220,11 +220,11 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class RotaryPositions(Positions):
-    """Queries and keys are rotated (Su et al. 2021): plane i of position p by p * 10000^(-2i/K)."""
+    """Rotary positions (Su et al. 2021): plane i of a query or key at position p is rotated by p * 10000^(-2i/K)."""
 
     @classmethod
     def problem(cls, *, d_key: int, d_value: int) -> str | None:
-        """The error for an odd width, which cannot be divided into planes."""
+        """Return an error message if the width of keys is odd and so cannot be divided into planes, otherwise None."""
         return f"rotary positions need an even head width, not {d_key}" if d_key % 2 else None
 
     def rotation(self, positions: Tensor) -> Rotate:
@@ -240,7 +240,7 @@ class RotaryPositions(Positions):
 
 
 def slopes(n_heads: int) -> list[float]:
-    """The slope of each head: a geometric sequence from 2^(-8/n) to 2^-8.
+    """The slope of each of n heads in ALiBi: a geometric sequence from 2^(-8/n) to 2^-8.
 
     If n is not a power of two: the slopes for the next lower power, then every other slope for the next higher power.
     """
@@ -298,7 +298,7 @@ class ShawPositions(Positions):
 
     @classmethod
     def problem(cls, *, d_key: int, d_value: int) -> str | None:
-        """The error in the widths of a head's keys and values, which get vectors of the same width."""
+        """Return an error message unless keys and values have one width, as the vectors added to them; else None."""
         if d_key == d_value:
             return None
         return f"model.positions = 'shaw' needs d_key = d_model / n_heads, not {d_key}"
@@ -309,7 +309,7 @@ class ShawPositions(Positions):
         self.key_vectors, self.value_vectors = nn.Embedding(n, self.d_head), nn.Embedding(n, self.d_head)
 
     def relations(self, queries: Tensor, keys: Tensor) -> Relations:
-        """Relation r of a query and a key r positions before it; r is negative for later keys, and CLIP is added."""
+        """The relation of a query and a key r positions before it: r, clipped; plus CLIP if keys may be later."""
         before = (queries[:, None] - keys[None, :]).clamp(0 if self.causal else -CLIP, CLIP)
         index = before if self.causal else before + CLIP
         return Relations(index, self.key_vectors.weight, self.value_vectors.weight)

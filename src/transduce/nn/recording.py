@@ -135,7 +135,7 @@ def intervene(model: nn.Module, changes: Mapping[str, Change | Tensor | None]) -
 
 
 def _owner(modules: Mapping[str, nn.Module], name: str) -> str:
-    """The name of the module of a value; `SettingsError` if no value has this name."""
+    """Return the name of the module that computes a value. Raises `SettingsError` if no value has this name."""
     if name in modules:
         return name
     owner, _, point = name.rpartition(".")
@@ -175,7 +175,7 @@ class _Hooks:
         return self
 
     def visited(self, name: str, value: Any) -> Any:
-        """Visit a value; return the value with which the model continues."""
+        """Pass a value to `visit` if it is wanted; return its replacement, or the value itself."""
         changed = self.visit(name, value) if isinstance(value, Tensor) and self.wants(name) else None
         return value if changed is None else changed
 
@@ -195,7 +195,7 @@ class _Hooks:
         return self.visited(prefix.removesuffix("."), output)
 
     def attend(self, module: Attention) -> Callable[..., Tensor]:
-        """A replacement for `module.attend`."""
+        """Return a replacement for `module.attend` that visits its arguments, scores and weights."""
         prefix, attend, names = self.prefixes[module], module.attend, _arguments(type(module))
 
         def attend_visited(*inputs: Any, **options: Any) -> Tensor:
@@ -216,7 +216,7 @@ class _Hooks:
         return attend_visited
 
     def gates(self, module: LSTM | GRU) -> Callable[..., tuple[Tensor, ...]]:
-        """A replacement for `module.gates`."""
+        """Return a replacement for `module.gates` that visits each gate."""
         prefix, gates = self.prefixes[module], module.gates
 
         def gates_visited(x: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
@@ -275,7 +275,7 @@ def twin(model: ModuleT) -> ModuleT:
 
 
 def switches(model: nn.Module) -> dict[str, str]:
-    """The parts of a model that can be switched off: titles by name, for `switched_off`."""
+    """Return the parts of a model that `switched_off` can remove: a title for people by the part's name."""
     titles: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, MultiHeadAttention):
@@ -290,7 +290,7 @@ def switches(model: nn.Module) -> dict[str, str]:
 
 
 def title(name: str) -> str:
-    """A module's name for people.
+    """Describe a module's name for people.
 
     >>> title("encoder.blocks.0.self_attention")
     'encoder layer 1, self-attention'

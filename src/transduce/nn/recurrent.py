@@ -38,7 +38,7 @@ class LSTM(nn.LSTMCell):
     n_states: ClassVar[int] = 2
     gate_names: ClassVar[str] = "ifgo"
     linear: Callable[..., Tensor] = staticmethod(F.linear)
-    """x W^T + b; a subclass may have another function."""
+    """Computes x W^T + b; a subclass may replace it by a faster function."""
 
     def gates(self, x: Float[Tensor, "N I"], hidden: Float[Tensor, "N H"]) -> tuple[Float[Tensor, "N H"], ...]:
         """i, f, g and o for the input x and the state before it."""
@@ -62,7 +62,7 @@ class GRU(nn.GRUCell):
     n_states: ClassVar[int] = 1
     gate_names: ClassVar[str] = "rzn"
     linear: Callable[..., Tensor] = staticmethod(F.linear)
-    """x W^T + b; a subclass may have another function."""
+    """Computes x W^T + b; a subclass may replace it by a faster function."""
 
     def gates(self, x: Float[Tensor, "N I"], hidden: Float[Tensor, "N H"]) -> tuple[Float[Tensor, "N H"], ...]:
         """r, z and n for the input x and the state before it."""
@@ -110,7 +110,7 @@ DIRECTIONS: dict[str, tuple[bool, ...]] = {"both": (False, True), "forward": (Fa
 
 
 class RecurrentEncoder(nn.Module):
-    """Layers of units that read the source in one direction or in both; then their states are concatenated.
+    """Layers of units that read the source forward, or in both directions and concatenate the states of both.
 
     A backward unit starts with the last token, not with padding.
     """
@@ -168,7 +168,7 @@ class CopyBridge(nn.Module):
 class DenseBridge(nn.Module):
     """The decoder starts with tanh(W s + b) of the last state s of the encoder's last layer (Bahdanau, A.2.2).
 
-    In the paper, s is the state of the backward unit alone, without b. One W for each layer and each part of its state.
+    In the paper, s is the state of the backward unit alone, without b. Each layer and part of its state has its own W.
     """
 
     def __init__(self, d_hidden: int, *, n_layers: int, n_states: int) -> None:
@@ -199,11 +199,11 @@ class StateAttention(Attention):
 
     @abstractmethod
     def keys(self, memory: Float[Tensor, "B S H"]) -> Float[Tensor, "B S H"]:
-        """The keys: the part of the scores that depends on the memory alone."""
+        """The keys of the memory, which `scores` compares with decoder states; they depend on the memory alone."""
 
     @abstractmethod
     def scores(self, query: Float[Tensor, "B Q H"], keys: Float[Tensor, "B S H"]) -> Float[Tensor, "B Q S"]:
-        """The scores of states."""
+        """The attention scores of decoder states (`query`) for each position of the memory."""
 
     def weights(
         self, query: Float[Tensor, "B Q H"], keys: Tensor, memory: Float[Tensor, "B S H"], bias: Float[Tensor, "B 1 S"]
@@ -270,8 +270,8 @@ SCORES: dict[str, Callable[[int], StateAttention]] = {
 class DecoderSizes:
     """Sizes of a decoder: widths of embeddings and of states, layers, the unit (a key of CELLS), dropout.
 
-    `readout_scale` multiplies readouts that tanh bounds. The output matrix has entries of 1 / sqrt(d_model), as the
-    embeddings do, so that the logits of a bounded readout stay near 0 until the matrix has grown (docs/family.md).
+    `readout_scale`: factor of readouts (inputs of the output matrix) that tanh bounds. Without it, logits stay near 0
+    for long: the output matrix begins with entries of about 1 / sqrt(d_model), as embeddings do (docs/family.md).
     """
 
     d_model: int
@@ -283,10 +283,10 @@ class DecoderSizes:
 
 
 class RecurrentDecoder(nn.Module, ABC):
-    """Layers of units, with a readout: the hidden states [N, T, D] before the output matrix."""
+    """Base of recurrent decoders: layers of units, and a readout, the vectors [N, T, D] before the output matrix."""
 
     def __init__(self, sizes: DecoderSizes, *, d_more: int = 0) -> None:
-        """`d_more`: width of the first layer's additional input beside the embedded token."""
+        """`d_more`: width of the input that the first layer reads in addition to the embedded token."""
         super().__init__()
         d, cell = sizes.d_hidden, CELLS[sizes.cell]
         layers = [cell(d if n else sizes.d_model + d_more, d) for n in range(sizes.n_layers)]
@@ -315,11 +315,11 @@ class RecurrentDecoder(nn.Module, ABC):
         state.rows |= {f"{n}.{k}": part for n, parts in enumerate(states) for k, part in enumerate(parts)}
 
     def _scaled(self, readout: Float[Tensor, "N T D"]) -> Float[Tensor, "N T D"]:
-        """Apply dropout to a bounded readout and multiply it by `readout_scale`."""
+        """Apply dropout to a readout bounded by tanh, and multiply it by `readout_scale`."""
         return self.dropout(readout) * self.readout_scale
 
     def _step(self, x: Float[Tensor, "N I"], states: Sequence[State]) -> list[State]:
-        """The states of all layers after the input x."""
+        """Compute one step: the states of all layers after the input x."""
         new = list[State]()
         for cell, state in zip(self.layers, states, strict=True):
             new.append(cell(self.dropout(new[-1][0]) if new else x, state))
@@ -371,14 +371,14 @@ class AttentiveDecoder(RecurrentDecoder):
         return state
 
     def _context(self, query: Float[Tensor, "N T H"], state: RowState) -> Float[Tensor, "N T H"]:
-        """The contexts of states; the beams of a sentence share its memory."""
+        """Attend from decoder states to the memory, which the beams of a sentence share; return the contexts."""
         kept = state.sentences
         grouped = query.unflatten(0, (-1, state.n_beams)).flatten(1, 2)  # [B, beams * T, H]
         return self.attention.attend(grouped, kept["keys"], kept["memory"], kept["bias"]).reshape(query.shape)
 
 
 class LuongDecoder(AttentiveDecoder):
-    """Attention of the state after the step; the readout is tanh(W [context; state]) (Luong et al. 2015, 3.1).
+    """Decoder that attends with the state after each step; readout tanh(W [context; state]) (Luong et al. 2015, 3.1).
 
     States do not depend on attention, so all states are computed first, then all contexts at once.
     """
@@ -421,9 +421,9 @@ class InputFeedingDecoder(LuongDecoder):
 
 
 class BahdanauDecoder(AttentiveDecoder):
-    """Attention of the state before the step, which reads the context beside the token (Bahdanau et al. 2015, A.1.2).
+    """Decoder that attends with the state before each step; the step reads token and context (Bahdanau 2015, A.1.2).
 
-    The readout is max of pairs of W [state before the step; embedding; context] (maxout, A.2.2).
+    The readout is the maximum of each pair of entries of W [state before the step; embedding; context] (maxout, A.2.2).
     """
 
     def __init__(self, sizes: DecoderSizes) -> None:
@@ -444,7 +444,7 @@ class BahdanauDecoder(AttentiveDecoder):
 
 
 class SSRU(nn.Module):
-    """ReLU(c_t) with c_t = f_t * c_{t-1} + (1 - f_t) * W x_t and f_t = sigmoid(W_f x_t + b_f); c_0 = 0.
+    """SSRU: ReLU(c_t) with c_t = f_t * c_{t-1} + (1 - f_t) * W x_t, f_t = sigmoid(W_f x_t + b_f) and c_0 = 0.
 
     Both products depend on the inputs only, so training computes them for all positions at once. In decoding, the state
     is one vector per hypothesis, for any length. As in every linear layer here, W has a bias too.
@@ -457,7 +457,7 @@ class SSRU(nn.Module):
     def forward(
         self, x: Float[Tensor, "B Q D"], *, bias: Bias, rotate: Rotate, cache: LayerCache, state: DecoderState
     ) -> Float[Tensor, "B Q D"]:
-        """The next tokens x, beam by beam, after the unit; continues from `cache.recurrent` and replaces it."""
+        """The unit's output for the next tokens x, beam by beam. It reads and replaces the state `cache.recurrent`."""
         rows = x.reshape(state.n_rows, -1, x.shape[2])  # [N, T, D]
         gate, value = (part.squeeze(1) for part in self.gate_value(rows))
         gate, value = wide(gate).sigmoid(), wide(value)
@@ -470,7 +470,7 @@ class SSRU(nn.Module):
 def scan(
     gate: Float[Tensor, "N T D"], value: Float[Tensor, "N T D"], first: Float[Tensor, "N D"]
 ) -> Float[Tensor, "N T D"]:
-    """c_1 .. c_T with c_t = gate_t * c_{t-1} + (1 - gate_t) * value_t and c_0 = `first`.
+    """Return c_1 to c_T of the recurrence c_t = gate_t * c_{t-1} + (1 - gate_t) * value_t, c_0 = `first`.
 
     Steps are computed in sequence, each for all rows at once, as in decoding.
     """

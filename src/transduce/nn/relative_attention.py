@@ -20,7 +20,7 @@ from transduce.nn.stack import EncoderBlock, Stack
 class SegmentCache:
     """One layer's keys and values [N, H, C, K] of the memory and of the segment so far, one row per text.
 
-    distances: W_R R for distances down to 0.
+    distances: W_R R, the projected vectors of all distances, from the longest to 0.
     inputs: the layer's inputs in the last step, from which the memory of the next segment is made.
     """
 
@@ -57,7 +57,7 @@ class SegmentState:
     length: int = 0
 
     def begin(self, n_tokens: int) -> int:
-        """The number of next tokens that fit into the segment. At its end, update the memory and begin the next one."""
+        """Begin a new segment if the last one is full; return how many of the next `n_tokens` fit into the segment."""
         used = self.length % self.segment_length
         if self.length and not used:
             for layer in self.layers:
@@ -70,7 +70,7 @@ class SegmentState:
 
 
 class Distances(nn.Module):
-    """Representation of distances, common to all layers: their sinusoids R, and the biases u and v (section 3.3).
+    """Representation of distances, shared by all layers: sinusoids R, and the biases u and v of queries (section 3.3).
 
     Distances above `longest`, which occur only with a longer memory in evaluation, count as `longest`.
     """
@@ -122,14 +122,14 @@ class RelativeAttention(MultiHeadAttention):
         super().__init__(d_model=d_model, n_heads=n_heads, dropout=dropout, bias=False)
 
     def add_projections(self, project: Callable[..., nn.Module]) -> None:
-        """One product gives queries, keys and values; `distance` is W_R."""
+        """Create a layer that projects to queries, keys and values, and the layer `distance` (W_R) for distances."""
         self.query_key_value: FullProjection = project((self.n_heads,) * 3, d_head=self.d_head)  # type: ignore[assignment]
         self.distance = project((self.n_heads,), d_head=self.d_head)
 
     def remember(self, memory: Float[Tensor, "B M D"], vectors: Float[Tensor, "E D"]) -> SegmentCache:
-        """The cache of a segment that follows `memory`, inputs of this layer.
+        """Return the cache for a segment that follows `memory`, the layer's inputs for the tokens before the segment.
 
-        `vectors`: R of the longest distance needed and of all shorter ones.
+        `vectors`: R for the longest distance needed and for all shorter distances.
         """
         _, keys, values = self.query_key_value(memory)  # [B, H, M, K]
         (distances,) = self.distance(vectors[None])
@@ -149,7 +149,7 @@ class RelativeAttention(MultiHeadAttention):
 
 
 class RelativeBlock(EncoderBlock):
-    """A block of two sub-layers, as an encoder's, with relative attention."""
+    """A block of relative attention and a feed-forward network, without cross-attention."""
 
     def forward(  # type: ignore[override]
         self, x: Float[Tensor, "B Q D"], *, cache: SegmentCache, distances: Distances, later: Float[Tensor, "Q C"]
@@ -169,7 +169,7 @@ class RelativeDecoder(Stack):
         self.distances = distances
 
     def start(self, memory: Sequence[Float[Tensor, "B M D"]], *, n_tokens: int) -> list[SegmentCache]:
-        """The caches of all layers after `memory`, for at most `n_tokens` including the memory.
+        """Return the caches of all layers after `memory`, with room for `n_tokens` tokens including the memory.
 
         `memory`: earlier inputs of the attention of each layer.
         """

@@ -27,7 +27,7 @@ NORMS: dict[str, Callable[..., nn.Module]] = {
 
 
 class PostNorm(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))): the paper's (3.1, 5.4)."""
+    """The paper's residual connection with a norm: LayerNorm(x + Dropout(Sublayer(x))) (3.1, 5.4)."""
 
     final_norm = False
 
@@ -42,7 +42,7 @@ class PostNorm(nn.Module):
 
 
 class PreNorm(PostNorm):
-    """x + Dropout(Sublayer(LayerNorm(x))) (Xiong et al. 2020): trains without warm-up, needs a final norm."""
+    """x + Dropout(Sublayer(LayerNorm(x))) (Xiong et al. 2020). It trains without warm-up and needs a final norm."""
 
     final_norm = True
 

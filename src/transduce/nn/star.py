@@ -29,7 +29,7 @@ class Ring:
 
     @classmethod
     def of(cls, real: Bool[Tensor, "B S"]) -> Ring:
-        """The ring of sentences whose padding is at the ends."""
+        """Make the rings of a batch of sentences with padding at either end."""
         width = real.shape[1]
         column = torch.arange(width, device=real.device)
         first = real.int().argmax(1, keepdim=True)
@@ -85,7 +85,7 @@ class RelayAttention(CrossAttention):
 
 
 class StarBlock(nn.Module):
-    """One round: the satellite nodes are updated, then the relay node (sections 3.1 and 3.2).
+    """One round of updates: first of the satellite nodes, then of the relay node (sections 3.1 and 3.2).
 
     Each update is LayerNorm(ReLU(attention)). In place of a residual connection, a node's previous vector is among the
     vectors that it attends to.
@@ -119,7 +119,7 @@ class StarBlock(nn.Module):
 
 
 class StarEncoder(nn.Module):
-    """Rounds of a star: the cost is linear in the length, and any two tokens are two steps apart."""
+    """The encoder of the Star-Transformer. Its cost is linear in the length; any two tokens are two steps apart."""
 
     def __init__(self, blocks: Iterable[StarBlock]) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ none. No gradient flows through it.
 
 
 def rows_of(sentences: Int[Tensor, " b"], n_beams: int) -> Int[Tensor, " N"]:
-    """The indices of the rows of these sentences, with all their beams.
+    """The row indices of all beams of these sentences: row = sentence * n_beams + beam.
 
     >>> rows_of(torch.tensor([0, 2]), 2).tolist()
     [0, 1, 4, 5]
@@ -129,7 +129,7 @@ class DecoderState:
 
     @property
     def known(self) -> slice:
-        """The cached keys of a sentence that the next queries attend to."""
+        """The slice of cached keys that the next queries of a sentence attend to."""
         return slice(self.skipped, self.length * self.n_beams)
 
     def next_positions(self, n_steps: int) -> tuple[Int[Tensor, " Q"], Int[Tensor, " C"]]:
@@ -206,7 +206,7 @@ class DecoderState:
             self.ancestry = self.ancestry.index_select(0, sentences)
 
     def _selected(self, cached: Tensor, sentences: Tensor) -> Tensor:
-        """Keys or values of these sentences, moved to the front of their tensor as far as it is filled; a view."""
+        """Move the cached keys or values of these sentences to the front of their tensor; return a view of them."""
         kept, end = cached[: len(sentences)], self.known.stop
         kept[:, :, :end] = cached[:, :, :end].index_select(0, sentences)
         return kept
