@@ -96,7 +96,7 @@ class RayNodes:
 
     def __init__(self, ray: Any, actors: Sequence[_Actor], make: Callable[[], Any], log: Log) -> None:
         self._ray, self._log = ray, log
-        self._unfinished: dict[_Actor, list[Any]] = {actor: [] for actor in actors}  # results of their calls
+        self._unfinished: dict[_Actor, list[Any]] = {actor: [] for actor in actors}  # results of each actor's calls
         self.how, self.notes = self._load(make)
 
     def _load(self, make: Callable[[], Any]) -> tuple[dict[str, Any], Sequence[str]]:
@@ -189,7 +189,7 @@ def _connected(address: str) -> Iterator[Any]:
         ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
+            signal.signal(signal.SIGTERM, handler)  # Ray has replaced the handler
     try:
         yield ray
     finally:

@@ -200,7 +200,7 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], workpl
             raise DataError(f"{', '.join(files)}: one sentence pair is not enough to train on and to hold one out")
         fewest = max(1, min(ENOUGH_PAIRS, int(n_pairs * MAX_SHARE)))
         n_held_out = min(MAX_HELD_OUT_PAIRS, max(fewest, round(n_pairs * HELD_OUT_PAIRS)))
-        chosen, report.held_out = cleaning.held_out.choose(n_held_out, n_pairs // 5)  # frequent sources may have many
+        chosen, report.held_out = cleaning.held_out.choose(n_held_out, n_pairs // 5)  # frequent sources have many pairs
         report.require_pairs(data, f"training text without the validation set ({', '.join(files[:4])})")
         log.say(
             f"no validation text given: holding out {len(chosen):,} source sentences of {n_pairs:,} pairs (by seed)"

@@ -172,7 +172,7 @@ def _map(
     pool.shutdown()
 
 
-_function: Callable[[Any], Arrays]  # of this worker process
+_function: Callable[[Any], Arrays]  # the function of this worker process
 
 
 def _start_worker(function: Callable[[Any], Arrays]) -> None:

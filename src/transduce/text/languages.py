@@ -313,7 +313,7 @@ def guess_languages(texts: Sequence[str], expected: Mapping[str, float]) -> list
     words = [_NO_LANGUAGE.sub(" ", text)[:_ENOUGH] for text in texts]
     guesses = [_guess_by_script(text, expected) or _guess(text, codes, expected) for text in words]
     sizes = [len(text) if guess else 0 for text, guess in zip(texts, guesses, strict=True)]
-    characters = Counter[str]()  # number for each language
+    characters = Counter[str]()  # number of characters in each language
     for size, guess in zip(sizes, guesses, strict=True):
         characters.update({code: size * p for code, p in guess.items()})
 

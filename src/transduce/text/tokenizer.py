@@ -4,7 +4,7 @@ Four ids are special in every vocabulary: padding, unknown, beginning and end of
 vocabulary become `UNK`. `training.py` learns vocabularies.
 
 Vocabularies for running text are exact: `decode(encode(text)) == text` for every text, including line ends and spaces.
-They do not normalise and have a piece for the line end. Unknown characters are encoded as bytes, and so is U+2581,
+They do not normalize text, and have a piece for the line end. Unknown characters are encoded as bytes. So is U+2581,
 which SentencePiece uses for spaces.
 """
 

@@ -114,7 +114,7 @@ def _misread_spans(text: str, vocabulary: Vocabulary) -> list[Span]:
             is_known = vocabulary.of_characters or any(len(bare(piece)) > 1 for piece in vocabulary.pieces(known))
         elif match["first"]:
             is_known = match["first"] in _beginnings_of_words(vocabulary)
-        else:  # code is kept even if it is frequent, except entities, whose translations may have others or none
+        else:  # code is kept even if frequent, except entities, since translations may have others or none
             pieces = map(bare, vocabulary.pieces(vocabulary.encode(match[0])))
             is_known = _ENTITY.fullmatch(match[0]) is not None and match[0] in pieces
         if is_known:

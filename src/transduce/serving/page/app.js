@@ -1,20 +1,20 @@
 // The page of `transduce serve`: it uses POST /v1/translate and GET /v1/directions, and nothing from elsewhere. Needs shared.js.
 "use strict";
 
-const WAIT = 250; // milliseconds without a key before a translation is asked for
+const WAIT = 250; // milliseconds without a keystroke before a translation is requested
 const LINES_PER_REQUEST = 32;
 const CHARACTERS_PER_REQUEST = 5000;
-const TRIES = 2; // of a line whose deadline passes
-const MAY_END = [0, 429, 503, 504]; // states of the service that may end: not reached, busy, shutting down, too slow
-const BEAM = 16; // for alternatives
-const MOST_SHOWN = 8; // alternatives; those with another next word first
+const TRIES = 2; // attempts for a line whose request exceeds its deadline
+const MAY_END = [0, 429, 503, 504]; // statuses of temporary problems: not reached, busy, shutting down, too slow
+const BEAM = 16; // number of beams in the search for alternatives
+const MOST_SHOWN = 8; // maximum alternatives; alternatives with a different next word come first
 const MAX_DOUBT = 3; // nats at which a word is shaded fully
 
 let directions = [];
 let inspected = []; // names of the runs that the inspection page shows
-let running = null; // AbortController of the translation that is under way
-let looking = null; // the same of the alternatives
-let aligning = null; // the same of an alignment
+let running = null; // AbortController of the running translation
+let looking = null; // AbortController of the search for alternatives
+let aligning = null; // AbortController of the alignment
 let timer = 0;
 let known = new Map(); // line -> its translation: {sentences: [{source, text, words}], gaps: texts before, between and behind them}
 let knownRoute = "";
@@ -22,7 +22,7 @@ let translated = []; // the sentences of all lines
 
 // --- requests -----------------------------------------------------------------------------------------------------
 
-// Translate lines in requests that the service accepts; take(translations, number of lines done) after each.
+// Translate lines in requests that the service accepts. Call take(translations, number of lines done) after each.
 async function translateLines(lines, options, signal, take, report) {
   let most = LINES_PER_REQUEST;
   for (let start = 0, expired = 0; start < lines.length;) {
@@ -175,7 +175,7 @@ function sentenceNode(sentence, number) {
   return node;
 }
 
-// --- words of the source that a word translates -------------------------------------------------------------------
+// --- source words of a word of the translation --------------------------------------------------------------------
 
 async function alignmentOf(number) {
   const sentence = translated[number];
@@ -184,7 +184,7 @@ async function alignmentOf(number) {
     aligning = new AbortController();
     const body = { text: sentence.source, prefix: sentence.chosen ? sentence.text : "", split: false, alignment: true, ...route() };
     const found = ask("v1/translate", body, aligning.signal).then((answer) => answer.translations[0].sentences[0].alignment).catch(() => {
-      if (sentence.alignment === found) sentence.alignment = null; // the next time it is asked for again
+      if (sentence.alignment === found) sentence.alignment = null; // request it again the next time
       return [];
     });
     sentence.alignment = found;
@@ -236,7 +236,7 @@ async function showAlternatives(span) {
     const best = new Map([[nextWord(sentence.text), null]]); // the best translation with each next word
     for (const text of fitting) if (!best.has(nextWord(text))) best.set(nextWord(text), text);
     const first = [...best.values()].filter(Boolean);
-    const rest = fitting.filter((text) => !first.includes(text)); // that differ later
+    const rest = fitting.filter((text) => !first.includes(text)); // texts that differ after the next word
     const shown = [...first, ...rest].slice(0, MOST_SHOWN).map((text) => choice(span, sentence.text, text));
     fillChoices(shown.length ? shown : ["No other translations found."]);
     byId("choices").querySelector("button")?.focus();
@@ -259,7 +259,7 @@ function openAlternatives(span, source) {
   placeAlternatives(span);
 }
 
-// Below the word, or above it if there is more room.
+// Place the list below the word, or above it if there is more room.
 function placeAlternatives(span) {
   const box = byId("alternatives");
   const word = span.getBoundingClientRect();
@@ -285,7 +285,7 @@ function choice(span, before, text) {
   return button;
 }
 
-// A text as nodes, with the words bold that the other text lacks.
+// Convert a text to nodes, in which words that the other text lacks are bold.
 function withChanges(others, text) {
   return text.split(/(\s+)/).map((word) => {
     const place = others.indexOf(word);
@@ -318,7 +318,7 @@ function moveInOutput(event) {
 async function copyOutput() {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(outputText());
-  } else { // not on a secure origin
+  } else { // the clipboard needs a secure origin
     getSelection().selectAllChildren(byId("output"));
     document.execCommand("copy");
     getSelection().removeAllRanges();

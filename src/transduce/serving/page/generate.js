@@ -2,11 +2,11 @@
 "use strict";
 
 let running = null; // AbortController of the text that is being written
-let before = []; // what Undo brings back: {text, tokens}
-let shownText = ""; // whose tokens are drawn
-let tokens = []; // of the model, in the order of the text: {start, end, logProb}, null until the text is complete
+let before = []; // earlier states that Undo restores: {text, tokens}
+let shownText = ""; // the text for which tokens are marked
+let tokens = []; // the model's tokens, in order: {start, end, logProb}; logProb is null until the text is complete
 
-// The objects of a stream of server-sent events.
+// Yield the objects of a stream of server-sent events.
 async function* events(response) {
   let text = "";
   for await (const part of parts(response.body.pipeThrough(new TextDecoderStream()).getReader())) {
@@ -56,7 +56,7 @@ function tokensOf({ tokens: texts, token_logprobs: logProbs }, start) {
   return texts.map((text, i) => ({ start, end: (start += text.replace(/\r\n?/g, "\n").length), logProb: logProbs[i] }));
 }
 
-// The layer behind the field, in which the model's tokens are marked.
+// Draw the layer behind the field, in which the model's tokens are marked.
 function drawMarks() {
   const text = (shownText = byId("input").value);
   const nodes = tokens.flatMap(({ start, end }, i) => [text.slice(tokens[i - 1]?.end ?? 0, start), marked("mark", text.slice(start, end))]);
@@ -64,7 +64,7 @@ function drawMarks() {
   byId("marks").scrollTop = byId("input").scrollTop;
 }
 
-// A token after a change of the text is no longer the model's.
+// Keep only the tokens before the first change of the text; later tokens no longer follow the model's context.
 function keepTokens() {
   const text = byId("input").value;
   tokens = tokens.filter(({ end }) => text.slice(0, end) === shownText.slice(0, end));
@@ -80,7 +80,7 @@ function showToken(number) {
   byId("token").textContent = `${JSON.stringify(mark.textContent)}: probability ${percent < 10 ? percent.toPrecision(2) : Math.round(percent)} %`;
 }
 
-// The field lies over the marks.
+// Show the token under the pointer. The field covers the marks, so look for marks below it.
 function showPointed({ clientX, clientY }) {
   const pointed = document.elementsFromPoint(clientX, clientY).find((one) => one.matches("#marks mark"));
   showToken([...byId("marks").querySelectorAll("mark")].indexOf(pointed));

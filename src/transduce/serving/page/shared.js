@@ -1,9 +1,9 @@
-// What both pages of `transduce serve` use: requests, messages, and the choice of dark or light.
+// Common code of both pages of `transduce serve`: requests, messages, and the choice of dark or light.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
 
-// A response whose status is 200; of others, the error.
+// Send a request and return its response if it succeeds; throw an error with its message and status otherwise.
 async function send(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
   if (byId("key").value) headers.Authorization = `Bearer ${byId("key").value}`;
@@ -30,7 +30,7 @@ function show(message, isError = false) {
   byId("status").classList.toggle("error", isError);
 }
 
-// An element with a text or another element.
+// Create an element that contains a text or another element.
 function marked(name, content) {
   const element = document.createElement(name);
   element.append(content);
