@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import seq2seqs
-from marians import LINES, make_folder, make_run, tokenizers
+from marians import LINES, change, make_folder, make_run, tokenizers
 from system.commands import transduce
 from transduce.convert import parity
 from transduce.convert.exporting import export_run
@@ -275,6 +275,14 @@ def test_a_package_of_argos_translate_is_imported(package: Path, tmp_path: Path)
     assert done.code == 0 and done.out.count("\n") == 1
 
 
+def test_only_codes_of_languages_are_taken_from_a_package(package: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(package) as archive:
+        archive.extractall(tmp_path)
+    change(tmp_path / "en_de" / "metadata.json", from_code="../en\n", to_code=["de"])
+    list(import_run(tmp_path / "en_de", tmp_path / "run"))
+    assert RunFolder.open(tmp_path / "run").settings.data.named_languages == (None, None)
+
+
 def test_a_run_becomes_a_package_of_argos_translate(package: Path, tmp_path: Path) -> None:
     list(import_run(package, tmp_path / "run"))
     lines = list(export_run(tmp_path / "run", "argos", tmp_path / "out.argosmodel"))
@@ -304,6 +312,7 @@ DAMAGE = {  # a file, what replaces a part of it (or all of it), and a part of t
     "another vocabulary": ("shared_vocabulary.json", None, b'["<unk>", "</s>", "<s>"]', "misshapen"),
     "broken pieces": ("source.spm", None, b"spm", r"source\.spm is damaged"),
     "broken config": ("config.json", None, b"{", r"config\.json"),
+    "another start": ("config.json", b'"decoder_start_token": "<s>"', b'"decoder_start_token": "x y"', "lacks x y"),
     "no vocabulary": ("shared_vocabulary.json", None, None, "has no vocabulary"),
     "no pieces": ("source.spm", None, None, "has no SentencePiece model"),
 }

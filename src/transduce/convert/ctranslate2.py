@@ -25,7 +25,7 @@ from transduce.config.model import NORM_EPSILONS
 from transduce.config.settings import DataSettings, Settings, TokenizerSettings
 from transduce.convert import weight_map
 from transduce.convert.ctranslate2_files import ModelFiles, dotted, read_model, read_vocabularies
-from transduce.convert.folder import Imported, Outgoing, read_object
+from transduce.convert.folder import Imported, Outgoing, languages_in, read_object
 from transduce.convert.format_limits import CTRANSLATE2_HINT, Expressible, check_expressible, model_from, position_table
 from transduce.convert.parity import MAX_TOKENS, NotLoaded, compare, examples, logits_of, settle
 from transduce.convert.seq2seq_vocabulary import language_codes, piece_tokenizer
@@ -120,8 +120,8 @@ class _Special:
     def rows(self, pieces: Sequence[str], origin: Path) -> Rows:
         """Map our ids to CTranslate2's rows: padding, unknown, BOS, EOS, then the other pieces in their order."""
         ids = {piece: i for i, piece in enumerate(pieces)}
-        if self.unknown not in ids or self.end not in ids:
-            raise UserError(f"{origin}: the vocabulary lacks {self.unknown} or {self.end}")
+        if missing := {self.unknown, self.start, self.end} - {"", *ids}:
+            raise UserError(f"{origin}: the vocabulary lacks {', '.join(sorted(missing))}")
         pad = next((ids[piece] for piece in ("<pad>", "<blank>") if piece in ids and piece != self.start), -1)
         special = [pad, ids[self.unknown], ids.get(self.start, -1), ids[self.end]]
         return weight_map.rows_of(ids, special, n=len(pieces), origin=origin, spare=len(pieces) - len(ids))
@@ -430,8 +430,7 @@ def import_argos(folder: Path) -> Imported:
     metadata = read_object(folder / ARGOS_METADATA)
     if (folder / "bpe.model").exists() and not (folder / _PIECES).exists():
         raise UserError(f"{folder} splits words with bpe.model, which is not supported; packages with {_PIECES} are")
-    codes = {"src_lang": metadata.get("from_code"), "tgt_lang": metadata.get("to_code")}
-    languages = {name: str(code) for name, code in codes.items() if code}
+    languages = languages_in(metadata, {"src_lang": "from_code", "tgt_lang": "to_code"})
     return import_ctranslate2(folder / _MODEL, languages=languages, prefix=str(metadata.get("target_prefix") or ""))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,8 @@ SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 MAX_BYTES = 1 << 26
 """Maximum size of a JSON file or vocabulary that is read: 64 MiB."""
+
+_CODE = re.compile(r"[\w.-]{1,32}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +85,12 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     return value
 
 
+def languages_in(settings: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, str]:
+    """Return the language codes under these keys of a file; `keys`: the file's key for each of our settings."""
+    named = {ours: settings.get(theirs) for ours, theirs in keys.items()}
+    return {ours: code for ours, code in named.items() if isinstance(code, str) and _CODE.fullmatch(code)}
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Find the files with a folder's weights: a single file, or all files of an index; safetensors are preferred.
 
@@ -117,7 +127,8 @@ def read_weights(folder: Path, *, without: tuple[str, ...] = ()) -> dict[str, Te
 def _read_pickled(path: Path) -> dict[str, Tensor]:
     """Read a pickled file with `weights_only`, PyTorch's restricted reader, which runs no code."""
     try:
-        tensors: Any = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # about pickles that are then refused
+            tensors: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a hostile file can cause any error in the reader
         why = " ".join(str(error).split("WeightsUnpickler error:")[-1].split()[:14])[:300]
         raise UserError(

@@ -133,13 +133,14 @@ def import_run(
     detected from the files. If there is an error, no run is left. `base`: for a folder of PEFT, the run whose weights
     the adapters adapt. Raises `UserError`.
     """
-    name = hub_name(str(source))
-    if name is None:
-        _check_path(Path(source), revision)
-    if base is not None and not _has_adapters(Path(source)):
-        raise SettingsError(
-            f"base = '{base}': {source} has no {peft.CONFIG}, so it is no folder of adapters; leave it out", "base"
-        )
+    with _reading(Path(source)):
+        name = hub_name(str(source))
+        if name is None:
+            _check_path(Path(source), revision)
+        if base is not None and not _has_adapters(Path(source)):
+            raise SettingsError(
+                f"base = '{base}': {source} has no {peft.CONFIG}, so it is no folder of adapters; leave it out", "base"
+            )
     check_free(run)
     if name is not None:
         folder = download_model(name, revision=revision, quiet=quiet)
@@ -181,7 +182,7 @@ def _check_path(source: Path, revision: str | None) -> None:
 
 
 def _import_folder(source: Path, run: Path, title: str, origin: str, *, base: Path | None = None) -> Iterator[str]:
-    with _naming_pointers(source), expecting(source):  # for malformed JSON that the importers do not check
+    with _reading(source), expecting(source):  # for malformed JSON that the importers do not check
         importer = find_importer(source, base)
         imported = importer.importer(source)
     settings, tokenizers = imported.settings.model_copy(update={"name": title}), imported.tokenizers
@@ -208,10 +209,12 @@ def _import_folder(source: Path, run: Path, title: str, origin: str, *, base: Pa
 
 
 @contextmanager
-def _naming_pointers(source: Path) -> Iterator[None]:
-    """Context in which an error names the files that Git LFS has not downloaded, if there are any."""
+def _reading(source: Path) -> Iterator[None]:
+    """Context in which an error names the files that cannot be read, or that Git LFS has not downloaded."""
     try:
         yield
+    except OSError as error:
+        raise RunFolderError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except UserError as error:
         folder, pointers = source if source.is_dir() else source.parent, list[str]()
         with suppress(OSError):

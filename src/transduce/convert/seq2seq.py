@@ -7,7 +7,6 @@ whose models read our BOS as EOS (`model.one_end`).
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from transduce.config.decoding import DecodingSettings
 from transduce.config.model import NORM_EPSILONS
 from transduce.config.settings import DataSettings, Settings, TokenizerSettings
 from transduce.convert import format_limits, parity, weight_map
-from transduce.convert.folder import Imported, Outgoing, read_object, read_weights
+from transduce.convert.folder import Imported, Outgoing, languages_in, read_object, read_weights
 from transduce.convert.format_limits import CTRANSLATE2_HINT, EXPRESSIBLE_IN_TRANSFORMERS, ConfigFormat, Expressible
 from transduce.convert.seq2seq_vocabulary import (
     NULL,
@@ -341,10 +340,10 @@ def _languages_of(tokenizer_config: Mapping[str, Any], known: Collection[str] | 
 
     `known`: languages of a multilingual model; None for Marian.
     """
-    keys = {"src_lang": "source_lang", "tgt_lang": "target_lang"}
-    named = {ours: tokenizer_config.get(theirs if known is None else ours) for ours, theirs in keys.items()}
-    is_code = re.compile(r"[\w.-]{1,32}").fullmatch if known is None else known.__contains__
-    return {ours: code for ours, code in named.items() if isinstance(code, str) and is_code(code)}
+    if known is None:
+        return languages_in(tokenizer_config, {"src_lang": "source_lang", "tgt_lang": "target_lang"})
+    named = languages_in(tokenizer_config, {"src_lang": "src_lang", "tgt_lang": "tgt_lang"})
+    return {ours: code for ours, code in named.items() if code in known}
 
 
 def _ignored_rules(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -220,6 +221,15 @@ def test_a_model_whose_outputs_differ_from_those_of_transformers_is_refused(copy
     assert not (copy.parent / "run").exists()
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_a_folder_that_may_not_be_read_is_refused(copy: Path) -> None:
+    copy.chmod(0)
+    try:
+        assert "cannot read" in refused(copy) and "Permission denied" in refused(copy)
+    finally:
+        copy.chmod(0o700)
+
+
 def test_weights_that_overflow_are_refused(copy: Path) -> None:
     pytest.importorskip("transformers")
     tensors = load_file(copy / "model.safetensors")
@@ -244,6 +254,7 @@ def test_export_without_transformers_reports_that_it_was_not_checked(
 def test_wrong_names_and_places_are_refused(folder: Path, tmp_path: Path) -> None:
     for call, said in (
         (lambda: import_run(tmp_path / "none", tmp_path / "x"), "there is no folder"),
+        (lambda: import_run("a" * 300, tmp_path / "x"), "cannot read a.*too long"),
         (lambda: import_run(folder, folder), "exists already"),
         (lambda: export_run(tmp_path, "hugingface", tmp_path / "x"), "did you mean 'huggingface'"),
         (lambda: export_run(tmp_path, "huggingface", tmp_path / "x", quantization="int8"), "huggingface has none"),
