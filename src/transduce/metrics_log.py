@@ -25,7 +25,6 @@ from transduce.runs.manifest import settings_by_name
 if TYPE_CHECKING:
     from transduce.runs.folder import RunFolder
 
-_LONGEST_LINE = 1 << 20  # bytes; parsing takes up to 20 times this memory
 _SECONDS = 15  # timeout for a tracker's server; a tracker is dropped after two or three failures
 
 
@@ -223,7 +222,7 @@ class TrackedMetrics(MetricsFile):
 def _parse(line: bytes) -> dict[str, Any] | None:
     """Return the event in a line; None if it is damaged."""
     try:
-        event = json.loads(line) if len(line) <= _LONGEST_LINE else None
+        event = json.loads(line)
     except (ValueError, RecursionError):  # not UTF-8, or not JSON
         return None
     if isinstance(event, dict) and isinstance(event.get("event"), str) and type(event.get("update", 0)) is int:
