@@ -10,8 +10,13 @@ from torch import Tensor, nn
 from oracle.adapter import fitting, randomize
 from transduce.config.model import ModelSettings
 from transduce.models.registry import build_model
+from transduce.nn.positions import POSITIONS
 
 VOCAB = 13
+# In float64 only the angles of positions are rounded: a table kept in float32, rotations computed in it.
+FLOAT64 = dict.fromkeys(POSITIONS, 1e-11) | dict.fromkeys(
+    ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "sinusoidal_marian", "rotary"), 2e-6
+)
 SMALL: dict[str, Any] = {
     "d_model": 16,
     "d_ff": 24,

@@ -1,12 +1,17 @@
-"""Gradients compared with finite differences."""
+"""Gradients compared with finite differences, and random inputs for them."""
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 STEP = 1e-6
+
+
+def vectors(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng([seed, *shape]).standard_normal(shape))
 
 
 def assert_gradients(

@@ -82,7 +82,6 @@ def test_leaked_test_pairs_are_counted_in_a_warning(texts: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        ("translate RUN no.en", "there is no file no.en"),
         ("translate RUN .", ". is a folder; name a text file"),
         ("translate RUN train.en -o no/where.de", "cannot write no/where.de: No such file or directory"),
         ("translate RUN train.en -o .", "--output . is a folder; name a file"),
@@ -96,10 +95,7 @@ def test_leaked_test_pairs_are_counted_in_a_warning(texts: Path) -> None:
         ),
         ("evaluate RUN --src train.en --ref two.de", "train.en has 60 lines, two.de has 2"),
         ("evaluate RUN --src train.en --ref train.de --hyp two.de", "2 lines of two.de but 60 references"),
-        (
-            "evaluate RUN --src train.en --ref train.de --stride 4",
-            "--stride: no effect for a run of",
-        ),
+        ("evaluate RUN --src train.en --ref train.de --stride 4", "--stride: no effect for a run of"),
         ("evaluate RUN --src train.en --ref train.de --hyp train.de --beam 7", "beam: no effect if hyp gives"),
         ("score RUN --src train.en --tgt two.de", "train.en has 60 lines, two.de has 2"),
     ],

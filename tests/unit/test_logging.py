@@ -42,7 +42,13 @@ def test_a_missing_file_has_no_events(tmp_path: Path) -> None:
     assert MetricsFile(tmp_path / "metrics.jsonl").read() == []
 
 
-@pytest.mark.parametrize("damaged", [b"nonsense", b"\xff\xfe", b"3", b"[]", b"{}", b"", b'{"event": "upd'])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *(b"nonsense", b"\xff\xfe", b"3", b"[]", b"{}", b"", b"[" * 100_000),
+        *(b'{"event": "upd', b'{"event": "update", "update": "x"}'),
+    ],
+)
 def test_a_damaged_line_is_reported_and_left_out(tmp_path: Path, damaged: bytes) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
     good = b'{"event": "update", "update": 1}\n'

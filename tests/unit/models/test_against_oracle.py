@@ -12,18 +12,12 @@ from torch import Tensor, nn
 
 from oracle import numpy_transformer as oracle
 from oracle.adapter import numpy_weights, options_of
-from oracle.cases import MIXED, SINGLE, make, pad, sentences
+from oracle.cases import FLOAT64, MIXED, SINGLE, make, pad, sentences
 from oracle.differences import assert_gradients
 from transduce.config.model import ModelSettings
-from transduce.nn.positions import POSITIONS
 
 EVERY = SINGLE | MIXED
 SRC_LENGTHS, TGT_LENGTHS = (5, 1, 12, 3), (4, 12, 1, 6)  # one token and the longest, on both sides
-
-# In float64 only the angles of positions are rounded: a table kept in float32, rotations computed in it.
-FLOAT64 = dict.fromkeys(POSITIONS, 1e-11) | dict.fromkeys(
-    ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "sinusoidal_marian", "rotary"), 2e-6
-)
 FLOAT32 = 2e-5  # of the largest logit; weights of 0.3 and five blocks amplify the rounding of 6e-8
 
 

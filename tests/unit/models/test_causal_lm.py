@@ -9,16 +9,12 @@ from torch import Tensor, nn
 
 from oracle import numpy_transformer as oracle
 from oracle.adapter import numpy_weights, options_of
-from oracle.cases import MIXED, SINGLE, VOCAB, make, pad, sentences
+from oracle.cases import FLOAT64, MIXED, SINGLE, VOCAB, make, pad, sentences
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding.sampling import sample
-from transduce.nn.positions import POSITIONS
 from transduce.nn.state import DecoderState
 
 EVERY = {name: {**options, "kind": "gpt"} for name, options in (SINGLE | MIXED).items() if "encoder" not in name}
-FLOAT64 = dict.fromkeys(POSITIONS, 1e-11) | dict.fromkeys(
-    ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "sinusoidal_marian", "rotary"), 2e-6
-)
 LENGTHS = (5, 1, 12, 3)
 
 

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from oracle import numpy_convs2s as oracle
 from oracle.adapter import randomize
-from oracle.differences import assert_gradients
+from oracle.differences import assert_gradients, vectors
 from transduce.nn.convolutional import ConvDecoder, ConvEncoder, GatedConvolution, windows
 
 
@@ -29,10 +28,6 @@ class Pair(nn.Module):
 
     def forward(self, src: Tensor, real: Tensor, tgt: Tensor) -> Tensor:
         return self.decoder(tgt, self.start(src, real))
-
-
-def vectors(*shape: int, seed: int = 0) -> Tensor:
-    return torch.from_numpy(np.random.default_rng([seed, *shape]).standard_normal(shape))
 
 
 def batch(lengths: list[int], width: int, *, left: bool = False) -> tuple[Tensor, Tensor]:

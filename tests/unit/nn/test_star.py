@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oracle import numpy_star as oracle
 from oracle.adapter import randomize
-from oracle.differences import assert_gradients
+from oracle.differences import assert_gradients, vectors
 from transduce.nn.masks import attention_bias
 from transduce.nn.star import Ring, StarBlock, StarEncoder
 
@@ -18,10 +18,6 @@ def encoder(*, n_rounds: int = 2, n_heads: int = 2) -> StarEncoder:
     made = StarEncoder([StarBlock(8, n_heads=n_heads) for _ in range(n_rounds)]).double()
     randomize(made, scale=0.5)
     return made
-
-
-def vectors(*shape: int, seed: int = 0) -> Tensor:
-    return torch.from_numpy(np.random.default_rng([seed, *shape]).standard_normal(shape))
 
 
 def test_gradients_equal_the_oracles_finite_differences() -> None:

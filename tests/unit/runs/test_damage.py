@@ -236,13 +236,6 @@ def test_tensors_of_another_model_are_damaged(last: Path, fate: str) -> None:
         resume(last)
 
 
-def test_a_log_line_without_an_update_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "m").write_bytes(
-        b'{"event": "update", "update": "x"}\n' + b"[" * 100_000 + b'\n{"event": "end", "update": 3}\n'
-    )
-    assert MetricsFile(tmp_path / "m").read() == [{"event": "end", "update": 3}]
-
-
 # -- encoded text
 
 
