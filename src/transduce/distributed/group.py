@@ -100,14 +100,14 @@ class Replicas:
         check_equal(weights)
 
     def _count(self, number: int, _: Tensor) -> None:
-        """Count a gradient, and sum complete buckets. The last bucket waits for the sums of losses (`finish`)."""
+        """Count a gradient in bucket `number`; sum complete buckets but the last, which `finish` sums with losses."""
         if self._missing:
             self._missing[number] -= 1
             while (n := len(self._works)) + 1 < len(self._buckets) and not self._missing[n]:
                 self._sum(())
 
     def _sum(self, more: Sequence[Tensor]) -> None:
-        """Start to sum the next bucket."""
+        """Start to sum the next bucket, together with the tensors `more`, over all ranks."""
         number = len(self._works)
         bucket = self._buckets[number]
         pieces = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket]
@@ -207,17 +207,17 @@ class Shards:
                 parameter.data = torch.empty(0)
 
     def close(self) -> None:
-        """Drop references to the process group in caches of PyTorch (the mesh) and frames of errors (the model)."""
+        """Drop references to the process group: the mesh, which caches of PyTorch keep, and the model."""
         vars(self._mesh).get("_pg_registry", {}).clear()
         for module in [*self._model.modules()]:
             vars(module).clear()
 
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """Ranks have different shards."""
+        """Check nothing: ranks have different shards of the weights."""
 
 
 def _units(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules that are gathered on their own, inner ones first."""
+    """Yield the modules whose shards are gathered separately, inner modules first."""
     for module in model.modules():
         if isinstance(module, Encoder | Decoder):
             # A decoder computes the keys and values of the memory before its first block.

@@ -1,4 +1,4 @@
-"""The rank of this process, from variables as torchrun sets them, and `--processes N`.
+"""The rank of this process, read from the environment variables that torchrun sets, and `--processes N`.
 
 torchrun's library starts and monitors the N processes that train together on this machine.
 """
@@ -80,7 +80,7 @@ def stop_with_launcher() -> None:
 
 
 def launch_if_asked(n: int, *, max_restarts: int) -> None:
-    """Run this command in `n` processes and exit with their code, unless this is one of them."""
+    """Run this command in `n` processes and exit with their code, unless this process is one of the `n`."""
     size = this_process().size
     if size > 1 and n not in (1, size):
         raise SettingsError(f"--processes {n}: torchrun started {size} already; use one of the two")
@@ -156,7 +156,7 @@ def _signals_to_forward() -> list[str]:
 
 
 def _is_loss(codes: Mapping[int, int]) -> bool:
-    """Whether a process was killed or did not answer: it reported no error, and nobody asked to stop."""
+    """Whether a process was lost: killed or without an answer, not stopped by an error or a user's signal."""
     causes = [code for code in codes.values() if code not in _CONSEQUENCES]
     return all(code < 0 for code in causes) if causes else not {*codes.values()} & {*_SAVED}
 
@@ -178,7 +178,7 @@ def report_failures(codes: Mapping[int, int], n: int) -> int:
 
 
 def _killed(codes: Mapping[int, int], n: int) -> str:
-    """The first process that was killed, or an empty string."""
+    """Describe the first process that was killed; an empty string if none was."""
     for rank, code in sorted(codes.items()):
         if code < 0 and code not in _CONSEQUENCES:
             return f"process {rank + 1} of {n} was killed by {signal.Signals(-code).name}"

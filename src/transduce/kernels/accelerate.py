@@ -40,8 +40,8 @@ def accelerate(
     Args:
         model: Changed in place. The base classes of the new modules compute cases that the kernels do not cover.
         device: The device on which the model will be used.
-        precision: The type of its products.
-        purpose: For decoding, only products are replaced.
+        precision: The type of the model's matrix products.
+        purpose: For decoding, only layers that are matrix products are replaced.
     """
     if device.type == "cuda" and purpose == "training" and _compiles_triton(device):
         from transduce.kernels.gpu import FOR_GPUS
@@ -56,7 +56,7 @@ def accelerate(
 
 
 def is_covered(model: nn.Module) -> bool:
-    """Whether the C++ library computes all stacks of an accelerated model, which has no attention outside them."""
+    """Whether the C++ library computes all stacks of an accelerated model, and no attention is outside of stacks."""
     modules = [*model.modules()]
     stacks = [module for module in modules if isinstance(module, Stack)]
     inside = {part for stack in stacks for part in stack.modules()}
@@ -75,7 +75,7 @@ def _replace(model: nn.Module, classes: dict[type[nn.Module], type[nn.Module]]) 
 def _compiles_triton(device: torch.device) -> bool:
     """Whether Triton works and this GPU has bfloat16. PyTorch for GPUs on Linux includes Triton.
 
-    It needs a C compiler, Python's headers and a folder for its compiled kernels.
+    Triton needs a C compiler, Python's headers and a folder for its compiled kernels.
     """
     if find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False

@@ -1,4 +1,4 @@
-"""Types of numbers, threads, seeds and gradients of the C++ library's calls in training."""
+"""Number types, threads, seeds and gradients for calls of the C++ library in training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def precisions() -> tuple[torch.dtype, ...]:
 
 
 def instructions(precision: torch.dtype) -> str:
-    """The instructions of the library's products in training: amx, avx512_bf16, avx512, avx2, or torch for none."""
+    """The CPU instructions of the library's products: amx, avx512_bf16, avx512, avx2, or torch if it has none."""
     if precision not in precisions():
         return "torch"
     name = instruction_set()
@@ -35,7 +35,7 @@ def instructions(precision: torch.dtype) -> str:
 
 
 def products_dtype() -> torch.dtype | None:
-    """The dtype of the library's products: autocast's, or float32 with gradients; None if PyTorch computes them."""
+    """The dtype of the library's products now: autocast's, or float32 with gradients; None if PyTorch computes."""
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
     elif torch.is_grad_enabled():
@@ -91,8 +91,8 @@ _writes = ContextVar("writes", default=False)
 def writing_gradients(parameters: Iterable[Any] = ()) -> Iterator[None]:
     """Context in which backward passes add gradients of weights to `grad` themselves; PyTorch's engine would copy them.
 
-    Each forward pass may have one backward pass. If one of the `parameters` has a hook, which only the engine calls,
-    nothing changes.
+    Each forward pass may have one backward pass. The context has no effect if one of the `parameters` has a hook,
+    because only the engine calls hooks.
     """
     token = _writes.set(not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters))
     try:

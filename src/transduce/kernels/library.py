@@ -89,9 +89,9 @@ def loaded_library() -> ctypes.CDLL:
 
 
 def _raise_error(library: ctypes.CDLL, code: int, _function: object, _arguments: object) -> None:
-    """Raise the error that a function of the library has returned.
+    """Raise the error that a function of the library has returned as `code`.
 
-    `SettingsError` for arguments out of range, `MemoryError` if there is too little memory.
+    Raises `SettingsError` for arguments out of range, `MemoryError` if there is too little memory.
     """
     if code:
         message = library.transduce_last_error().decode(errors="replace")

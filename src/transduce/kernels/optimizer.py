@@ -35,7 +35,7 @@ def adam(
     weight_decay: float,
     scale: float,
 ) -> None:
-    """Update weights in place with Adam. A tuple has weights, gradient, the two moments, and the number of updates.
+    """Update weights in place with Adam. Each tuple has weights, gradient, both moments, and the number of updates.
 
     `scale`: factor of the gradients.
     """
@@ -45,7 +45,7 @@ def adam(
 
 
 class Matrix(ctypes.Structure):
-    """`transduce_muon_matrix`: addresses of weights, gradient and its running mean, and parameters of the update."""
+    """A matrix for `muon`: addresses of its weights, gradient and mean gradient, and parameters of its update."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "grad", "mean")),
@@ -57,8 +57,8 @@ class Matrix(ctypes.Structure):
 def muon(matrices: Sequence[Matrix], *, scale: float, coefficients: Sequence[float], steps: int) -> None:
     """Update matrices in place with Muon: Nesterov momentum and `steps` Newton-Schulz steps.
 
-    Each matrix has its own `rate` and `weight_kept`.
-    X / |X| becomes a X + (b G + c G G) X with G = X X^T. `scale`: factor of the gradients.
+    A step replaces the normalized X by a X + (b G + c G G) X with G = X X^T and `coefficients` a, b, c.
+    `scale`: factor of the gradients.
     """
     all_matrices = (Matrix * len(matrices))(*matrices)
     factors = array("f", coefficients)
@@ -68,7 +68,7 @@ def muon(matrices: Sequence[Matrix], *, scale: float, coefficients: Sequence[flo
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The Euclidean norm of the elements of all tensors."""
+    """The Euclidean norm of all elements of all tensors together."""
     pointers, sizes = array("q", (x.data_ptr() for x in tensors)), array("q", (x.numel() for x in tensors))
     result = ctypes.c_double()
     loaded_library().transduce_norm(address(pointers), address(sizes), len(tensors), n_threads(), ctypes.byref(result))

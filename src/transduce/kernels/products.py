@@ -31,7 +31,7 @@ _SMALL = 64 * 64  # numbers in a matrix
 def _has_changing_shapes(x: Tensor) -> bool:
     """Whether a product with x probably has another shape in each batch.
 
-    Products in bfloat16 on a CPU have: they are those of training and validation.
+    True for bfloat16 on a CPU, which only training and validation use.
     """
     return (
         x.device.type == "cpu"

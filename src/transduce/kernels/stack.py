@@ -1,4 +1,4 @@
-"""Stacks of Transformer blocks as one call of the C++ library each, forward and backward.
+"""Stacks of Transformer blocks, each computed by one call of the C++ library forward and one backward.
 
 `StackEncoder` and `StackDecoder` compute the functions of their base classes, which compute a stack that the library
 does not know, or whose values hooks or recorders read.
@@ -46,7 +46,7 @@ _MAX_POSITIONS = 1 << 16
 
 
 class _StackCall(ctypes.Structure):
-    """`transduce_stack_call` of native/src/transduce_native.h."""
+    """The struct `transduce_stack_call` of native/src/transduce_native.h."""
 
     _fields_ = [
         ("batch", ctypes.c_int64),
@@ -64,7 +64,7 @@ class _StackCall(ctypes.Structure):
 
 
 class _UnsupportedError(Exception):
-    """The library does not compute a stack."""
+    """Raised for a stack that the library cannot compute."""
 
 
 def _common(values: Iterable[T]) -> T:
@@ -122,7 +122,7 @@ class Plan:
         self._gradients: list[Tensor | None] = []
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Pickle and copy as None: a copied module makes a new plan."""
+        """Pickle and copy a plan as None, so that a copied module makes a new plan."""
         return type(None), ()
 
     def dropout_rates(self) -> tuple[float, float, float] | None:
@@ -162,9 +162,9 @@ class Plan:
         self._memory = memory
 
     def gradients(self, parameters: list[Tensor | None], *, writes: bool) -> tuple[list[Tensor | None], array[int]]:
-        """The tensors to which gradients are written, and whether to add to their values; see `gradient_place`.
+        """Return the tensor for each gradient, and for each whether to add to its values; see `gradient_place`.
 
-        With `writes`, every update uses the same memory.
+        `writes`: the backward pass writes gradients itself, to the same memory in every update.
         """
         gradients, adds = list(self._gradients) if writes else [], array("b", [0]) * len(parameters)
         if not gradients:

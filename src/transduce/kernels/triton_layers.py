@@ -56,7 +56,7 @@ def _residual(  # type: ignore[no-untyped-def]
     UPDATED: tl.constexpr, NORMED: tl.constexpr, RMS: tl.constexpr, SHIFTED: tl.constexpr, DROPS: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute one row of the sum and of its norm."""
+    """Kernel that computes one row of x + dropout(update) and of its norm."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -87,7 +87,7 @@ def _residual_backward(  # type: ignore[no-untyped-def]
     UPDATED: tl.constexpr, NORMED: tl.constexpr, RMS: tl.constexpr, SHIFTED: tl.constexpr, DROPS: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of every n-th row, and the sums over these rows of the gradients of gain and shift."""
+    """Kernel that computes gradients of every n-th row, and their sums over these rows for gain and shift."""
     first, step = tl.program_id(0), tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -119,7 +119,7 @@ def _residual_backward(  # type: ignore[no-untyped-def]
 
 
 def _norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
-    """Gain, shift and epsilon of a norm, and whether it is an RMSNorm."""
+    """Return gain, shift and epsilon of a norm, and whether it is an RMSNorm."""
     if norm is None:
         return None, None, 0.0, False
     return norm.weight, getattr(norm, "bias", None), norm.eps, isinstance(norm, nn.RMSNorm)
@@ -139,7 +139,7 @@ def normed(x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm) -> Float[T
 
 
 class _Residual(torch.autograd.Function):
-    """Compute sums and norms in float32; store them in the dtype of the update, or of x without one."""
+    """Autograd function of `add_and_norm`: computes in float32, stores in the dtype of the update, else of x."""
 
     @staticmethod
     def forward(ctx, x, update, gain, shift, epsilon, is_rms, p, seed):  # type: ignore[no-untyped-def]
@@ -177,7 +177,7 @@ class _Residual(torch.autograd.Function):
 
 
 def _given(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
-    """Replace None by any valid pointer, which the kernel does not read."""
+    """Replace None by another tensor of the list: a valid pointer, which the kernel does not read."""
     first = next(x for x in tensors if x is not None)
     return [first if x is None else x for x in tensors]
 
@@ -212,7 +212,7 @@ def _attend(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
     DROPS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """Compute the output of the heads; a program for each head of each sentence."""
+    """Kernel that computes the output of attention; a program for each head of each sentence."""
     program = tl.program_id(0).to(tl.int64)
     sentence, head = program // HEADS, program % HEADS
     rows, columns, width, values = tl.arange(0, N), tl.arange(0, N), tl.arange(0, K), tl.arange(0, V)
@@ -242,7 +242,7 @@ def _attend_backward(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
     DROPS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients, each [B, T, H, K] in memory; a program for each key head of each sentence."""
+    """Kernel that computes all gradients of attention, [B, T, H, K] each; a program per key head of each sentence."""
     program = tl.program_id(0).to(tl.int64)
     sentence, group = program // (HEADS // GROUP), program % (HEADS // GROUP)
     rows, columns, width, values = tl.arange(0, N), tl.arange(0, N), tl.arange(0, K), tl.arange(0, V)
@@ -301,12 +301,12 @@ def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], value:
 
 
 def _dense_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
-    """x, copied if the numbers of its last axis are not contiguous."""
+    """Return x, or a copy if the numbers of its last axis are not contiguous."""
     return x if x.stride(3) == 1 else x.contiguous()
 
 
 def _empty_heads(like: Float[Tensor, "B H T _"], width: int) -> Float[Tensor, "B H T K"]:
-    """Memory [B, H, T, width] in the order [B, T, H, width], in which heads are merged without a copy."""
+    """Allocate a tensor [B, H, T, width], stored as [B, T, H, width] so that heads are merged without a copy."""
     batch, heads, length = like.shape[:3]
     return like.new_empty(batch, length, heads, width).transpose(1, 2)
 
@@ -329,7 +329,7 @@ def attend(
 
 
 class _HeadsAttention(torch.autograd.Function):
-    """Recompute the attention weights in the backward pass."""
+    """Autograd function of `attend`, which recomputes the attention weights in the backward pass."""
 
     @staticmethod
     def forward(ctx, query, key, value, bias, seed, causal, p):  # type: ignore[no-untyped-def]

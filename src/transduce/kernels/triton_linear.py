@@ -19,7 +19,7 @@ _CHUNK = 1 << 28  # logits in memory at a time: 512 MiB in bfloat16
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _column_sums(x, sums, n_rows, n_columns, step, COLUMNS: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The sums of some columns over every n-th tile of rows."""
+    """Kernel that sums some columns over every n-th tile of rows."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     part, n_parts = tl.program_id(1), tl.num_programs(1)
     partial = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -66,7 +66,7 @@ def _of_logits(  # type: ignore[no-untyped-def]
     logits, bias, gold, losses, step, pad, smoothing,
     VOCABULARY: tl.constexpr, BIASED: tl.constexpr, WANTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute -log p(gold) and -mean_v log p(v) of a row, and replace its logits by p - (1 - s) onehot - s/V."""
+    """Kernel: compute -log p(gold) and -mean_v log p(v) of a row; replace its logits by p - (1 - s) onehot - s/V."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(gold + row)
     own = logits + row * step

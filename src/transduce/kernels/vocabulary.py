@@ -1,4 +1,4 @@
-"""The embedding of tokens, and the output layer with its loss, as one call of the C++ library each."""
+"""Token embedding, and output layer with loss, each computed by one call of the C++ library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transduce.nn.masks import PAD
 
 
 class _EmbeddingCall(ctypes.Structure):
-    """`transduce_embedding_call` of native/src/transduce_native.h."""
+    """The struct `transduce_embedding_call` of native/src/transduce_native.h."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("rows", "length")),
@@ -33,7 +33,7 @@ class _EmbeddingCall(ctypes.Structure):
 
 
 class _LossCall(ctypes.Structure):
-    """`transduce_loss_call`."""
+    """The struct `transduce_loss_call` of native/src/transduce_native.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("hidden", "weight", "bias", "gold")),
@@ -75,7 +75,7 @@ class LibraryEmbedding(TokenEmbedding):
 
 
 class _Embedding(torch.autograd.Function):
-    """dropout(table[ids] * scale + vectors)."""
+    """Autograd function of dropout(table[ids] * scale + vectors)."""
 
     @staticmethod
     def forward(ctx, ids, table, vectors, options, writes):  # type: ignore[no-untyped-def]

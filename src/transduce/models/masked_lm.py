@@ -86,7 +86,7 @@ class MaskedLM(TextEncoder, TokenPredictor):
     def forward(
         self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None, places: Int[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "B 2"] | None]:
-        """The inputs of the output matrix at `places`, and the logits of "B follows A" and "B does not follow A".
+        """The inputs of the output matrix at `places`, and the logits of "B follows A" and its opposite, or None.
 
         `places`: row * S + column of each token to predict. Only these tokens, 15 % in training, pass through the head.
         """

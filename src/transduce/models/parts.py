@@ -1,4 +1,4 @@
-"""Common parts of the architectures: parts made from settings, initial weights, and the way to logits."""
+"""Common code of the architectures: layers made from settings, initial weights, and the computation of logits."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ DECODER_OPTIONS = {**OPTIONS, "decoder_pattern": PATTERNS, "factors": SPREADS}
 
 
 def head_problems(s: BlockSettings | StarClassifierSettings) -> Iterator[str]:
-    """The error if the width cannot be divided among the heads."""
+    """Yield an error message if the width cannot be divided among the heads."""
     if s.d_model % s.n_heads:
         yield f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}"
 
 
 def size_problems(s: AttentionSettings) -> Iterator[str]:
-    """Inconsistent sizes in settings whose option names are valid."""
+    """Yield an error message for each inconsistent size; option names must be valid."""
     kv = s.n_kv_heads or s.n_heads
     if None in (s.d_key, s.d_value):
         yield from head_problems(s)
@@ -66,7 +66,7 @@ def size_problems(s: AttentionSettings) -> Iterator[str]:
 
 
 def stack_problems(s: AttentionSettings) -> Iterator[str]:
-    """Inconsistent sizes and attention patterns in settings whose option names are valid."""
+    """Yield an error message for each inconsistent size or attention pattern; option names must be valid."""
     yield from size_problems(s)
     patterns = s.patterns
     options = {f"model.{stack}_pattern = '{name}'": name for stack, name in patterns.items()}
@@ -81,7 +81,7 @@ def stack_problems(s: AttentionSettings) -> Iterator[str]:
 
 
 def unused_by_stacks(s: AttentionSettings) -> Iterator[str]:
-    """Changed settings of attention patterns that have no effect; other settings must be consistent."""
+    """Yield an error message for each changed setting of attention patterns without effect; sizes must be valid."""
     patterns = s.patterns
     factored = [getattr(s, f"n_{stack}_layers") for stack, name in patterns.items() if len(_factors(name)) > 1]
     if is_changed(s, "summary_tokens"):
@@ -204,7 +204,7 @@ class Parts(BlockParts):
 
 
 class TokenPredictor(nn.Module):
-    """A model that predicts tokens: from hidden states to logits."""
+    """Base of models that predict tokens; it computes logits from hidden states."""
 
     output_embedding: TokenTable
     output_bias: nn.Parameter | None
@@ -224,7 +224,7 @@ class TokenPredictor(nn.Module):
         return self.output_embedding.weight
 
     def read(self, *inputs: Tensor) -> Iterator[Float[Tensor, "B t D"]]:
-        """Yield hidden states for scoring, in segments along the last axis of the inputs; here in one segment."""
+        """Yield the hidden states of inputs to score, segment by segment along their last axis; here as one segment."""
         yield self(*inputs)
 
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
@@ -233,7 +233,7 @@ class TokenPredictor(nn.Module):
 
 
 class EncoderDecoder(TokenPredictor, ABC, Generic[StateT]):
-    """An encoder-decoder.
+    """Base of encoder-decoders.
 
     `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training and decoding share one path.
     """

@@ -30,15 +30,15 @@ from transduce.runs.tensor_file import StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """An architecture. Its settings class, with its presets and its task, is `MODEL_SETTINGS[name]`.
+    """An architecture. Its settings class, which has its presets and its task, is `MODEL_SETTINGS[name]`.
 
-    build: makes the model, from settings and the two vocabulary sizes.
-    shape: its stacks.
+    build: makes the model from settings and the two vocabulary sizes.
+    shape: the stacks of the model.
     family: models of one family use the same names for shared weights, so that one can be fine-tuned from another.
-    options: by setting, the table whose keys it may name.
-    problems: returns inconsistencies of settings with valid options, each as a clause of an error message.
-    unused: returns changed settings without effect, in the same form. New runs refuse them; old runs that
-    have them load.
+    options: for each setting that names an option, the table of its options.
+    problems: returns an error message for each inconsistency of settings whose options are valid.
+    unused: returns an error message for each changed setting without effect. New runs refuse such settings; old runs
+    that have them load.
     of_blocks: whether it consists of Transformer blocks, as `training.lora` and `training.recompute` need.
     """
 
@@ -137,7 +137,7 @@ def build_from(
 class Uninitialized(TorchFunctionMode):
     """Context without random initialization, for weights that are about to be replaced.
 
-    On the meta device, drawing imports torch's compiler.
+    On the meta device, random initialization would import torch's compiler.
     """
 
     def __torch_function__(

@@ -60,7 +60,7 @@ def recurrent_problems(s: RecurrentSettings) -> Iterator[str]:
 
 
 def unused_by_rnn(s: RecurrentSettings) -> Iterator[str]:
-    """Changed settings that have no effect; other settings must be consistent."""
+    """Yield an error message for each changed setting without effect; other settings must be consistent."""
     if not s.input_feeding and s.attention not in SCORES:
         yield f"model.input_feeding = false has no effect with model.attention = '{s.attention}'"
     if s.attention == "bahdanau" and is_changed(s, "readout_scale"):

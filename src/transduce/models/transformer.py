@@ -71,10 +71,10 @@ class Transformer(EncoderDecoder[DecoderState]):
         return self.decoder(x, state, positions=self.tgt_embedding.positions)
 
     def _embedded(self, src: SourceInput) -> Float[Tensor, "B S D"]:
-        """The embedded source. With `language_last` its tokens keep their order, but have other positions."""
+        """The embedded source. With `language_last`, the first of n tokens gets position n - 1, the second 0, etc."""
         if not self.language_last:
             return self.src_embedding(src)
-        number = (src != PAD).cumsum(1)  # from 1; the first of n tokens gets position n - 1, the second 0, and so on
+        number = (src != PAD).cumsum(1)  # the number of each token, from 1
         return self.src_embedding(src, positions=(number - 2) % number[:, -1:].clamp_min(1))
 
     def _without_end(self, src: SourceInput) -> SourceInput:

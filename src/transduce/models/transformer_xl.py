@@ -31,7 +31,7 @@ class TransformerXL(TokenPredictor):
     A text is read in segments of `segment_length` tokens from its start. A token attends to its own segment up to
     itself, and to the last M tokens before the segment, for which each layer caches the inputs of its attention.
     Through several layers, a token depends on many more tokens. M is `memory_length` in training and
-    `eval_memory_length` otherwise. Distances that do not occur in training count as the longest that does.
+    `eval_memory_length` otherwise. Distances that do not occur in training count as the longest in training.
     """
 
     def __init__(self, settings: TransformerXLSettings, *, n_src: int, n_tgt: int) -> None:
@@ -96,8 +96,8 @@ class TransformerXL(TokenPredictor):
     ) -> tuple[Float[Tensor, "B T D"], Carry]:
         """Hidden states [B, T, D] of a segment that follows `carry`, and the carry for the segment after it.
 
-        The carry has a tensor [B, M, D] for each layer, with M <= `memory_length` (default: that of training). It is
-        empty at the start of a text and in a model without memory.
+        The carry has a tensor [B, M, D] for each layer, with M <= `memory_length` (default: the memory length of
+        training). It is empty at the start of a text and in a model without memory.
         """
         n = self.memory_length if memory_length is None else memory_length
         x = self.embedding(ids)
@@ -109,7 +109,7 @@ class TransformerXL(TokenPredictor):
         return hidden, tuple(_last(old, layer.inputs, n) for old, layer in zip(memory, layers, strict=True))
 
     def read(self, *inputs: Tensor) -> Iterator[Float[Tensor, "B t D"]]:
-        """Hidden states of texts [B, T] of any length, segment by segment, with the memory of evaluation.
+        """Yield hidden states of texts [B, T] of any length by segments, with a memory of `eval_memory_length` tokens.
 
         The last segment is padded: on a CPU, sums depend on the row's width, so results would otherwise depend on the
         longest text of the batch.

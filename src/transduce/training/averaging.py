@@ -109,10 +109,10 @@ class Average(ABC):
 
     @abstractmethod
     def candidate(self, update: int) -> Weights:
-        """The weights to validate after `update`."""
+        """Return the weights to validate after update number `update`."""
 
     def chosen(self, update: int, candidate: Weights, score: Score, *, is_best: bool) -> Weights | None:
-        """The weights that become the run's model after the validation of the candidate; None: it does not change."""
+        """Return the run's new model after the validation of `candidate`, or None to keep the current model."""
         return candidate if is_best else None
 
     def compare_by_loss(self) -> None:  # noqa: B027 - optional
@@ -179,7 +179,7 @@ class MeanOfFiles(Average):
     is_mean = True
 
     def __post_init__(self) -> None:
-        self.kept: list[int] = []  # the updates
+        self.kept: list[int] = []  # updates whose weights are kept
         self.files: dict[str, Fingerprint] = {}  # files of snapshots, in the main process
 
     def path(self, update: int) -> Path:
@@ -238,7 +238,7 @@ class MeanOfLast(MeanOfFiles):
 
 @final
 class MeanOfBest(MeanOfFiles):
-    """`best`: the mean of the weights at the `n` best validations. Of equal ones, the earliest is the best."""
+    """`best`: the mean of the weights at the `n` best validations. Of equal scores, the earliest counts as better."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -122,7 +122,7 @@ class Feeder(ABC):
     unit = "text"  # name of the examples, for the error of an empty epoch
 
     def __init__(self, settings: TrainingSettings, *, device: torch.device) -> None:
-        """`settings` with batch sizes chosen."""
+        """`settings`: training settings in which the batch sizes have been chosen."""
         self.device, self.seed = device, settings.seed
         self.budget = resolved(settings.batch_tokens, "training.batch_tokens")
         self.micro_budget = settings.micro_batch_tokens or self.budget
@@ -147,7 +147,7 @@ class Feeder(ABC):
 
     @abstractmethod
     def _shares(self, sides: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-        """Share out examples of these lengths; return each rank's micro-batches, as positions of examples."""
+        """Divide examples, given by the lengths of each side; return each rank's micro-batches as example indices."""
 
     def _feed(self, indices: np.ndarray, position: DataPosition, *, n_batches: int) -> Feed:
         """Make the batch at a position of a plan with `n_batches`, on the device."""
@@ -174,7 +174,7 @@ class Feeder(ABC):
             yield from self._feed(indices, DataPosition(epoch), n_batches=1).batches
 
     def position_after(self, epochs: float) -> DataPosition:
-        """The position in the plans of this feeder after so many epochs, in whole batches."""
+        """The position after this number of epochs, which may be a fraction, rounded to whole batches."""
         epoch = int(epochs)
         n_batches = len(self.plan(epoch))
         return DataPosition(epoch, min(round((epochs - epoch) * n_batches), n_batches - 1))
@@ -263,7 +263,7 @@ class RowFeeder(Feeder):
         self.store, self.context, self.separate = store, context, separate
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
-        """The positions in the store of the rows' first targets."""
+        """The batches of an epoch; a row is given by the position of its first target in the store."""
         n_rows = self.budget // self.context
         return batching.plan_rows(len(self.store), context=self.context, n_rows=n_rows, seed=self.seed, epoch=epoch)
 
@@ -367,7 +367,7 @@ class MaskedFeeder(LengthFeeder):
         masked: Callable[[np.ndarray, np.random.Generator], RowExample],
         pairs: bool = False,
     ) -> None:
-        """`context`: tokens of a row with its special tokens. `masked`: `mask` with its options."""
+        """`context`: tokens of a row with its special tokens. `masked`: masks tokens of a row."""
         super().__init__(settings, device=device)
         self.store, self.context, self.masked, self.pairs = store, context, masked, pairs
         self._known: tuple[int, list[batching.PairPlan]] = (-1, [])

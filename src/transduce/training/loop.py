@@ -57,7 +57,7 @@ class StopRequest:
     def interrupting(self, make_error: Callable[[int], Exception]) -> Iterator[None]:
         """Context in which a signal raises the error `make_error(number)` in the main thread.
 
-        A signal that came before is raised at once. For work that can be repeated after a resume, such as a validation.
+        A signal that came before is raised at once. Use it for work that a resumed run repeats, such as a validation.
         """
         self.make_error = make_error
         try:
@@ -298,7 +298,7 @@ class Trainer:
         bar.update(share, **self._shown, note=note, at_most=seconds - self.now)
 
     def _set_time_limit(self, feed: Feed) -> None:
-        """After a fifth of the time, store the number of updates that fit into the limit, which then decides."""
+        """After a fifth of the time, store the number of updates that fit into the time limit, as the new limit."""
         state, seconds, now = self.session.state, self.limits.seconds, self.now
         n = self.stopwatch.n_updates
         if seconds is None or self.session.time_limit is not None or not n:

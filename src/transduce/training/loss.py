@@ -65,7 +65,7 @@ def predict_tokens_and_links(settings: TransformerSettings, *, weight: float) ->
     """Criterion of guided alignment: tokens, and links for one head of cross-attention (Garg et al. 2019, 3.2).
 
     The head is `settings.guided_head`. Its loss, `alignment_loss` times `weight`, is added to the loss of the
-    tokens; -log p is of the tokens alone. Batches without links, as in validation, have only the loss of the tokens.
+    tokens; -log p is computed for the tokens alone. Batches without links, as in validation, have only the token loss.
     """
 
     def criterion(model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> tuple[Tensor, Tensor, Carry]:
@@ -146,7 +146,7 @@ def predict_masked_tokens(
 ) -> tuple[Tensor, Tensor, Carry]:
     """Criterion of masked models: masked tokens and, for pairs, whether B followed A (Devlin et al. 2019, 3.1).
 
-    The second loss is the mean over the update's pairs, as the first is over its tokens; -log p is of the tokens only.
+    The loss of pairs is a mean over pairs, the loss of tokens a mean over tokens; -log p is of the tokens only.
     """
     hidden, follows = model(*batch.inputs)
     loss, nll = _token_loss(hidden[None], model, batch.targets[None], smoothing)

@@ -44,7 +44,7 @@ def _scale_gradients(params: Iterable[Tensor], scale: float) -> None:
 
 
 class Adam(torch.optim.AdamW):
-    """PyTorch's AdamW, and with a weight decay of zero its Adam, by our library if it reaches the weights."""
+    """PyTorch's AdamW; with weight decay 0, its Adam. The C++ library computes updates if it can access the weights."""
 
     by_library = True
 
@@ -62,7 +62,7 @@ class Adam(torch.optim.AdamW):
             native.adam(tensors, scale=scale, **options)
 
     def _tensors(self, p: Tensor) -> tuple[Tensor, ...]:
-        """A parameter, its gradient, and its state under PyTorch's names, which is made at the first update."""
+        """Return a parameter, its gradient and its state, which has PyTorch's names and is made at the first update."""
         state = self.state[p]
         if not state:
             state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
@@ -146,7 +146,7 @@ def _rate(rows: int, columns: int) -> float:
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers with disjoint parameters as one."""
+    """One optimizer made of several optimizers with disjoint parameters."""
 
     def __init__(self, parts: Sequence[Adam | Muon]) -> None:
         self.parts = list(parts)

@@ -25,7 +25,7 @@ class Ranks:
 
     rank, size, local_size = 0, 1, 1
     in_step = False
-    """Whether all ranks take part in every forward and backward pass, so that each needs as many and repeats none."""
+    """Whether all ranks compute each pass together. Then all need equally many passes, and none can be repeated."""
 
     @property
     def is_main_process(self) -> bool:
@@ -37,7 +37,7 @@ class Ranks:
         return dict(message)
 
     def bind_device(self, device: torch.device) -> torch.device:
-        """The device of this rank among the devices of this kind."""
+        """Return the device that this rank uses, such as one of several GPUs."""
         return device
 
     def broadcast(self, make: Callable[[], T], *, source: int = 0) -> T:

@@ -86,7 +86,7 @@ def cosine(moment: Moment) -> float:
 
 
 def constant(moment: Moment) -> float:
-    """The peak after the warm-up."""
+    """The factor 1: the peak learning rate after the warm-up."""
     return 1.0
 
 

@@ -51,7 +51,7 @@ class TrainingState:
     scores: dict[str, float] = field(default_factory=dict)
     best_scores: dict[str, float] = field(default_factory=dict)  # scores of the best validation so far
     best_update: Count = 0
-    since_best: Count = 0  # validations
+    since_best: Count = 0  # validations since the best
     finished: str = ""  # the reason, once training is finished
     skipped: Count = 0  # consecutive updates that were skipped, up to the last one
     rows: list[Row] = field(default_factory=list)  # updates that the log does not contain yet

@@ -127,7 +127,7 @@ def padded_to_recur(batch: TrainingBatch, *, longest: int | None) -> RowBatch:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The result of an update: sums in nats over `n_targets` targets, and the norm of the gradient before clipping."""
+    """The result of an update: losses in nats, summed over `n_targets` targets, and the unclipped gradient's norm."""
 
     loss_sum: float
     nll_sum: float

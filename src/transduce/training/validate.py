@@ -42,7 +42,7 @@ SHOWN_SCORES = {
 
 
 def format_validation(update: int, epochs: float, scores: Mapping[str, float], *, better: bool) -> str:
-    """A validation, for people."""
+    """Format the scores of a validation as a line of progress."""
     texts = [f"update {update}", f"epoch {epochs:.1f}", f"validation loss {scores['loss']:.3f}"]
     texts += [form.format(scores[name]) for name, form in SHOWN_SCORES.items() if name in scores]
     by_direction = [f"{name.removeprefix('bleu ')} {bleu:.1f}" for name, bleu in scores.items() if "bleu " in name]
@@ -51,7 +51,7 @@ def format_validation(update: int, epochs: float, scores: Mapping[str, float], *
 
 
 def judging(device: torch.device, precision: str) -> str:
-    """The precision for translating: the training's on a GPU; float32 on a CPU, on which others are not faster."""
+    """The precision for translating in a validation: the training's on a GPU, float32 on a CPU, as none is faster."""
     return precision if device.type == "cuda" else "float32"
 
 
@@ -70,10 +70,10 @@ class Validator:
         criterion: Criterion = predict_tokens,
         in_order: bool = False,
     ) -> None:
-        """`batches` gives the held-out text, collated, on the model's device, anew at each call.
+        """`batches`: returns the batches of the held-out text on the model's device; called for each validation.
 
         `n_bytes`: size of the text in bytes, for the loss in bits per byte; 0 if not every token is predicted.
-        `in_order`: each batch continues the one before, whose final state (`carry`) the model reads.
+        `in_order`: each batch continues the batch before, whose final state (`carry`) the model reads.
         """
         self.model, self.batches, self.judge, self.n_bytes, self.in_order = model, batches, judge, n_bytes, in_order
         self.smoothing, self.precision, self.criterion = smoothing, precision, criterion
