@@ -52,7 +52,7 @@ class UserError(TransduceError):
 
 
 class SettingsError(UserError):
-    """A setting that is unknown, misspelt, out of range, or contradicts another one."""
+    """A setting that is unknown, misspelt, out of range, or contradicts another setting."""
 
 
 class VocabularyTooSmall(SettingsError):
@@ -105,7 +105,7 @@ def cannot_write(path: object, error: OSError) -> RunFolderError:
 
 @contextlib.contextmanager
 def needing(extra: str, problem: str) -> Iterator[None]:
-    """Context of imports. If a package is missing, a `SettingsError` says `problem` and names the extra."""
+    """Context for imports. If a package is missing, `SettingsError` is raised with `problem` and the extra's name."""
     try:
         yield
     except ImportError as error:
@@ -126,7 +126,7 @@ def message_of(error: BaseException) -> str:
 
 
 def listed(names: Sequence[str], most: int = 1000) -> str:
-    """Up to `most` names in one line, each cut at 200 characters, and the number of the others."""
+    """Up to `most` names in one line, each cut at 200 characters, and the number of names that are left out."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(name if len(name) <= 200 else f"{name[:200]}…" for name in names[:most]) + more
 

@@ -116,7 +116,7 @@ class Log:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal; elsewhere a line may have any length."""
+        """Columns of the terminal; a very large number if the output is no terminal."""
         return shutil.get_terminal_size().columns if self._stream.isatty() else sys.maxsize
 
     def say(self, text: str = "") -> None:

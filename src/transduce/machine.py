@@ -46,9 +46,9 @@ class Machine:
         return f"{self.name} ({self.device}{cores}, {self.memory / 2**30:.0f} GiB free{each})"
 
     def shared(self, n: int, n_here: int) -> Machine:
-        """Return the machine for a training of `n` processes, `n_here` of them on this machine.
+        """Return the machine for a training of `n` processes, `n_here` of which run on this machine.
 
-        It has the threads of all processes and the memory of one of them. Each process has its own GPU.
+        The result has the threads of all processes and the memory of one process. Each process has its own GPU.
         """
         if self.device == "cuda":
             return self

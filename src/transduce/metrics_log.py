@@ -72,7 +72,7 @@ class MetricsFile:
         return [f"{self.path}, line {number}: damaged, left out" for number, event in lines if event is None]
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Number the events; None for a damaged line. A last line that a kill has cut short is left out."""
+        """Yield line number and event; None for a damaged line. A last line that a kill has cut short is left out."""
         if self.active and self.path.exists():
             with reading(self.path), self.path.open("rb") as file:
                 for number, line in enumerate(file, 1):
@@ -81,7 +81,7 @@ class MetricsFile:
 
 
 def end_of(events: Iterable[Mapping[str, Any]], *, n_continuations: int) -> Mapping[str, Any] | None:
-    """Return the event that ended a training after it was continued so many times; None if it has not ended."""
+    """Return the event that ended a training after its last continuation, or None if it has not ended since."""
     ends = (event for event in events if event["event"] == "end" and type(event.get("best_update")) is int)
     return next((event for event in ends if event.get("continuations", 0) == n_continuations), None)
 

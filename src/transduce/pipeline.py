@@ -92,12 +92,12 @@ def train(
     >>> train(run="runs/mine", more=More(updates=1000))                             # doctest: +SKIP
 
     Args:
-        settings: Settings; unset ones are chosen, or those of the run in the folder.
+        settings: Settings of the run. Unset settings are chosen, or taken from the run in the folder.
         run: The run folder.
         src: File of source sentences, instead of `settings.data.train`.
         tgt: File of their translations, line by line.
         pairs: Sentence pairs, instead of files. They are written to `run`.jsonl beside the run folder.
-        more: Continue the finished training in the folder by so much.
+        more: The length by which to continue the finished training in the folder.
         log: Log for progress (default: to stderr).
         dry_run: Read the text, print the choices, and train nothing.
 
@@ -138,7 +138,7 @@ def _with_text(
     tgt: Path | str | None,
     pairs: Iterable[tuple[str, str]] | None,
 ) -> Settings:
-    """Return the settings with the training text of a call of `train`. Pairs in memory are written to a file first."""
+    """Return the settings with the text arguments of `train` as training text; pairs are written to a file first."""
     if (src is None) != (tgt is None) or (src is not None and pairs is not None):
         raise SettingsError("src, tgt, pairs: give src and tgt, or pairs")
     if src is not None and tgt is not None:
@@ -231,7 +231,7 @@ def _train_in(
 def _resolved(
     task: AnyTask, asked: Settings, *, start: Start | None, machine: Machine, log: Log, workplace: Workplace
 ) -> tuple[Texts[Any], Settings, Extended]:
-    """Read the text, resolve the settings and train or extend the vocabulary; return all three."""
+    """Read the text, resolve the settings and make the vocabulary; return text, settings and vocabulary."""
     if start is not None:
         asked = start.settings
         log.say(start.summary)
@@ -352,7 +352,7 @@ def run_worker() -> int:
 
 
 def save_attention(folder: RunFolder, sentences: ToDraw) -> None:
-    """Save the attention of the first sentences that can be inspected, for the report."""
+    """Save attention weights for the report, of the first sentences that are short enough for the model."""
     if not sentences:
         return
     translator = Translator.load(folder.path, device=folder.settings.training.device, trainable=True)

@@ -59,7 +59,7 @@ def raise_file_limit() -> None:
 def interrupted_by(*names: str, then: str) -> Iterator[Callable[[], None]]:
     """Context in which the first of these signals unwinds the stack, so that `finally` blocks clean up.
 
-    It becomes `Interrupted`, whose message ends with `then`. Further signals are ignored during the short clean-up. By
+    The signal raises `Interrupted`, whose message ends with `then`. Further signals are ignored during the clean-up. By
     default Python exits at once, without running `finally` blocks.
 
     Yields a function to call regularly. It raises the exception again, since Python drops an exception that a signal

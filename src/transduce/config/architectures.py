@@ -116,7 +116,7 @@ class RecurrentSettings(OutputSettings):
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of units (a matrix for the input, one for the state) and of a decoder's context and readout."""
+        """Parameters of units (two matrices, for input and state) and of the context and readout of a decoder."""
         d, hidden = self.d_model, self.d_hidden
         first = (hidden // (2 if self.direction == "both" else 1)) + d
         encoder = self.n_gates * hidden * (first + (self.n_encoder_layers - 1) * 2 * hidden)
@@ -255,7 +255,7 @@ class TransformerXLSettings(BlockSettings, OutputSettings):
 
     @property
     def layer_activations(self) -> int:
-        """Also counts two scores, by content and by distance, for each key of the memory."""
+        """Values kept for the gradient, including two scores, by content and by distance, per key of the memory."""
         return super().layer_activations + 2 * self.n_attentions * self.memory_length * self.n_heads
 
 

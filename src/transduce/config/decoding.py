@@ -137,7 +137,7 @@ class DecodingOptions(DecodingSettings):
         return self.max_length if "max_length" in self.model_fields_set else min(self.max_length, 2 * n_source + 16)
 
     def over(self, settings: DecodingSettings) -> DecodingOptions:
-        """Return complete options: unset options get their values from the settings of a run.
+        """Return complete options: unset options get their values from `settings`, the settings of a run.
 
         `model_fields_set` still contains only the options that were set.
         """

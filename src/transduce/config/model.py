@@ -52,7 +52,7 @@ class ModelSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _record_kind(cls, values: Any) -> Any:
-        """Mark the architecture as set, so that an export of the set values contains it."""
+        """Mark `kind` (the architecture) as set, so that an export of the set values contains it."""
         return {"kind": cls.model_fields["kind"].default, **values} if isinstance(values, Mapping) else values
 
     @classmethod
@@ -62,13 +62,13 @@ class ModelSettings(Section):
 
     @property
     def depth(self) -> tuple[int, ...]:
-        """Number of layers of each stack, the encoder's first."""
+        """Number of layers of each stack, with the encoder first."""
         fields = [name for name in ("n_encoder_layers", "n_decoder_layers") if name in type(self).model_fields]
         return tuple(getattr(self, name) for name in fields)
 
     @property
     def position_limit(self) -> int | None:
-        """Number of positions that the model can represent; None: no limit."""
+        """Number of positions that the model can represent, or None without a limit."""
         return None
 
     @property
@@ -89,12 +89,12 @@ class ModelSettings(Section):
 
     @property
     def own_context(self) -> int | None:
-        """Number of tokens that a language model reads at once; None: `data.context`."""
+        """Number of tokens that a language model reads at once, or None if `data.context` decides."""
         return None
 
     @property
     def remembered(self) -> int | None:
-        """Length of a language model's memory in validation, evaluation and generation; None: it has no memory."""
+        """Tokens in a language model's memory in validation, evaluation and generation; None if it has no memory."""
         return None
 
     @property

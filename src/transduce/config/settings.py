@@ -165,7 +165,7 @@ class DataSettings(Section):
 
     @property
     def named_languages(self) -> tuple[str | None, str | None]:
-        """The languages of both sides; None if a setting has its default."""
+        """The languages of source and target; None for a side whose setting has its default."""
         return (
             self.src_lang if self.is_changed("src_lang") else None,
             self.tgt_lang if self.is_changed("tgt_lang") else None,

@@ -51,7 +51,7 @@ class Derivation:
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """One way to write a category. A lexical rule has no children and gives its own head."""
+    """One way to write a category of the grammar. A lexical rule has no children and gives its own head word."""
 
     src: Plan
     tgt: Plan
@@ -98,7 +98,7 @@ class Symbol:
 
 @dataclass(slots=True)
 class _Block:
-    """A block of rules: parameters, header items in order, rules. A rule is a weight and plans (none: passed on)."""
+    """A block of rules: parameters, header items in order, rules. A rule has a weight and plans, or none to pass on."""
 
     parameters: list[str]
     steps: list[tuple[str, str, str]] = field(default_factory=list)  # kind of loop or condition, name, table
@@ -149,7 +149,7 @@ class Grammar:
         return self._symbols[call]
 
     def expand(self, call: tuple[str, ...]) -> Iterator[tuple[float, Rule | Symbol]]:
-        """The weighted rules of a category that can be completed."""
+        """Yield the rules of a category that can be completed, each with its weight."""
         name, *arguments = call
         if name in self.lexical:
             yield from self.lexical[name](*arguments)
@@ -174,7 +174,7 @@ class Grammar:
     def _loop(
         self, steps: list[tuple[str, str, str]], values: dict[str, str]
     ) -> Iterator[tuple[float, dict[str, str]]]:
-        """All values of the loop variables that satisfy the conditions, with the product of their weights."""
+        """Yield all values of the loop variables that satisfy the conditions, with the product of their weights."""
         if not steps:
             yield 1.0, values
             return
@@ -465,13 +465,13 @@ def verb(group: str, mood: str, person: str) -> Leaves:
 
 
 def preposition(triple: str) -> Leaves:
-    """A preposition given as English>German>case."""
+    """A preposition, given by a `triple` such as English>German>case."""
     en, de, _ = triple.replace("-", "").replace("_", " ").split(">")
     yield 1.0, lexical_rule(en, de)
 
 
 def numeral(largest: str) -> Leaves:
-    """Numbers from two on, mostly small, that take a plural noun: none ends in a bare "one"."""
+    """Numbers from two on, mostly small. All take a plural noun: numbers that end in "one" alone are left out."""
     below = {int(n): (en, de) for n, en, de in rows("number")}
     for n in range(2, int(largest) + 1):
         hundreds, rest = divmod(n, 100)

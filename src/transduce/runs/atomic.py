@@ -103,7 +103,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def expecting(what: object, *errors: type[Exception]) -> Iterator[None]:
-    """Context in which values of an unexpected form, and `errors`, become a `RunFolderError` "`what` is damaged"."""
+    """Context in which errors from values of an unexpected form, and `errors`, become `RunFolderError` for `what`."""
     try:
         yield
     except _WRONG_FORM + errors as error:

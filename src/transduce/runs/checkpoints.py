@@ -30,7 +30,7 @@ _NAME = re.compile(r"u(\d{8,})")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A verified checkpoint. `notes` are warnings of damaged newer checkpoints and a changed environment."""
+    """A verified checkpoint. `notes`: warnings of damaged newer checkpoints and of a changed environment."""
 
     path: Path
     update: int
@@ -58,7 +58,7 @@ class Checkpoints:
         return self.path / f"u{update:08d}"
 
     def shards(self, update: int) -> Path:
-        """The temporary folder for the shards of the next checkpoint, of this update."""
+        """The temporary folder into which ranks write their shards of the next checkpoint, which is for `update`."""
         # `remove_leftovers` removes it if the process is killed before the move
         return self.path / f".u{update:08d}.shards.aside"
 

@@ -232,7 +232,7 @@ class RunFolder:
             write_json(self.path / "config.json", settings.model_dump(mode="json"))
 
     def save_model(self, tensors: Mapping[str, torch.Tensor], *, base: str | None = None) -> None:
-        """Replace the weights for translation. `base`: checksum of the weights that these are adapters of."""
+        """Replace the weights for translation. `base`: checksum of the base weights, if `tensors` are adapters."""
         from transduce.runs.tensors import save_tensors  # imports torch
 
         metadata = {"transduce": transduce.__version__} | ({} if base is None else {BASE: base})
@@ -240,7 +240,7 @@ class RunFolder:
             save_tensors(self.path / WEIGHTS, tensors, metadata)
 
     def load_model(self) -> dict[str, torch.Tensor]:
-        """The weights for translation, whose file is compared with the manifest. Adapters are merged."""
+        """Load the weights for translation. Their file is compared with the manifest, and adapters are merged."""
         from transduce.runs.tensors import tensors_of  # imports torch
 
         with self.open_weights() as weights:
@@ -254,14 +254,14 @@ class RunFolder:
 
     @contextlib.contextmanager
     def open_weights(self) -> Iterator[Mapping[str, np.ndarray | StoredTensor]]:
-        """The weights without PyTorch, in a file that is open in this context. Adapters are merged in memory."""
+        """Context in which the file of the weights is open, to read them without PyTorch. Adapters are merged."""
         with contextlib.ExitStack() as files:
             file = self._read_weights(lambda path: open_tensors(path, files))
             yield self._merged(file) if BASE in file.metadata else file.stored()
 
     @property
     def has_adapters(self) -> bool:
-        """Whether the folder has adapters of another run's weights instead of weights."""
+        """Whether the folder contains adapters for another run's weights instead of whole weights."""
         return BASE in read_header(self.path / WEIGHTS).metadata
 
     @property
@@ -273,7 +273,7 @@ class RunFolder:
         return None
 
     def merge_adapters(self) -> None:
-        """Replace adapters by the weights that result from them."""
+        """Replace the adapters in the folder by whole weights, into which they are merged."""
         if self.has_adapters:
             self.save_model(self.load_model())
 
@@ -288,7 +288,7 @@ class RunFolder:
                 return merged(base.arrays(), adapters.arrays(), scale=lora.scale)
 
     def _find_base(self, checksum: str) -> Path:
-        """The weights that the adapters belong to: during training a copy, then the initial run's."""
+        """The path of the weights that the adapters belong to: a copy during training, later the initial run's file."""
         if (copy := self.path / "tokens" / "start.safetensors").exists():
             return copy
         for run in self._initial_runs():
@@ -360,7 +360,7 @@ class RunFolder:
             write_text(self.path / name, text)
 
     def read_record(self, name: str) -> Any:
-        """The value of a record, checked; {} if there is none. Raises `RunFolderError`."""
+        """The value of a record; {} if there is none. Raises `RunFolderError` if its checksum is wrong."""
         path = self.path / name
         if name in self.manifest.records:
             check_file(path, self.manifest.records[name])

@@ -25,7 +25,7 @@ class FolderLock:
     """Locks a folder from construction to `release` or the end of the process."""
 
     def __init__(self, folder: Path, *, use: str = "training in it") -> None:
-        """Take the lock. Raises `FolderInUse` if another process, or another part of this process, has it.
+        """Take the lock. Raises `FolderInUse` if another process, or other code of this process, holds it.
 
         `use`: activity of the other process, for the message.
         """

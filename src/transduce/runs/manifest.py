@@ -125,7 +125,7 @@ class Manifest:
         return self._validated(self.asked)
 
     def require_same(self, asked: Settings, *, but: Collection[str] = ("freely",)) -> None:
-        """Raise a `RunFolderError` if these settings (None if unset) belong to another run.
+        """Raise a `RunFolderError` if the settings `asked` (None if unset) belong to another run.
 
         `but`: kinds of changeable settings that may differ.
         """
@@ -145,8 +145,8 @@ class Manifest:
     def requested_changes(self, asked: Settings) -> dict[str, tuple[Any, Any]]:
         """The settings with recorded changes to which `asked` gives a new value, each with the values before and after.
 
-        An unset setting stays as it is. So does a setting that the last command gave the same value: a continuation of
-        the run may have replaced it.
+        Unset settings are left out. So are settings to which the last command gave the same value, which a continuation
+        of the run may have replaced.
         """
         last, current, now = (_values(s, "recorded") for s in (self.asked_settings(), self.settings(), asked))
         given = asked.model_dump(mode="json", exclude_unset=True)
@@ -306,7 +306,7 @@ def verify_files(path: Path) -> list[FileStatus]:
 
 
 def _checked(path: Path, file: Path, expected: Fingerprint | None) -> FileStatus:
-    """Compare a file with its fingerprint. Without one, it is the manifest of a folder, whose form is checked."""
+    """Compare a file with its fingerprint; without a fingerprint, check the form of the file, a folder's manifest."""
     name = file.relative_to(path).as_posix()
     try:
         if expected is None:

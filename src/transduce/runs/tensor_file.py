@@ -45,7 +45,7 @@ class TensorFile:
     file: BinaryIO
 
     def by_all_names(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Values of the stored tensors, by all names of the tensors."""
+        """Extend values of stored tensors, by name, to the additional names of tied tensors."""
         return {**values, **{name: values[stored] for name, stored in self.aliases.items()}}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -53,7 +53,7 @@ class TensorFile:
         return self.by_all_names({name: entry["shape"] for name, entry in self.entries.items()})
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The tensors as float32 arrays; one array for all names of a tied tensor. Errors as for `stored`."""
+        """The tensors as float32 arrays, with one array for all names of a tied tensor. Errors as for `stored`."""
         stored = self.stored()
         return self.by_all_names({name: np.asarray(stored[name]) for name in self.entries})
 
@@ -91,7 +91,7 @@ class StoredTensor:
             raise ValueError(f"{end - begin} bytes for the shape {self.shape}")
 
     def read(self, first: int, values: np.ndarray) -> None:
-        """Fill a row of float32 with the numbers from number `first` on. Raises `RunFolderError`."""
+        """Fill `values` (float32) with the tensor's numbers from index `first` on. Raises `RunFolderError`."""
         kind, file = np.dtype(_TYPES[self.dtype]), self.source.file
         stored = values if kind == values.dtype else np.empty(values.shape, kind)
         with expecting(self.source.path, *ERRORS):

@@ -73,7 +73,7 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def tensors_in(file: TensorFile) -> dict[str, torch.Tensor]:
-    """The tensors of a file that was read."""
+    """Convert the tensors of a file to PyTorch's, by all their names."""
     file.file.seek(0)
     with expecting(file.path, *ERRORS):
         return file.by_all_names(dict(sorted(load(file.file.read()).items())))  # safetensors returns them in any order
@@ -87,7 +87,7 @@ def stream_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def tensors_of(arrays: Mapping[str, np.ndarray | StoredTensor]) -> dict[str, torch.Tensor]:
-    """Arrays as tensors; an array with several names becomes one tensor."""
+    """Convert arrays to tensors; an array with several names becomes one tensor."""
     distinct = {id(array): array for array in arrays.values()}
     tensors = {key: torch.from_numpy(np.asarray(array)) for key, array in distinct.items()}
     return {name: tensors[id(array)] for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""The protocol of a task, the parts of a training that depend on the kind of model; and the forms of training text.
+"""The protocol of a task (the parts of a training that depend on the kind of model), and the forms of training text.
 
 `transduce.pipeline.train` is the same for all tasks: read the text, choose unset settings, train a vocabulary, then
 `prepare`, train with `batches` and `loss`, `validate`, and `finish`.
@@ -143,7 +143,7 @@ class Prepared(Generic[StoreT]):
 
 
 class Task(ABC, Generic[TextsT, StoreT]):
-    """A kind of training: six functions without state. `TextsT`: type of the text; `StoreT`: type of its store."""
+    """A kind of training: functions without state. `TextsT`: type of the text. `StoreT`: type of the encoded text."""
 
     name: ClassVar[str]
     form: ClassVar[TextForm]
@@ -172,7 +172,7 @@ class Task(ABC, Generic[TextsT, StoreT]):
 
     @abstractmethod
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> ToDraw:
-        """Save scores and samples after training. Called again if it was killed.
+        """Save scores and samples after training. A resumed run calls it again if it was killed.
 
         `update`: the update that the final weights are from. Returns the sentences whose attention the report may draw,
         best first.
@@ -224,7 +224,7 @@ def find_prepared(task: AnyTask, folder: RunFolder, log: Log) -> Prepared[Any] |
 
 
 def fingerprint(settings: Settings, tokenizers: Tokenizers, marks: Sequence[bytes]) -> str:
-    """Return the sha256 of everything that the encoded text depends on. `marks`: marks of the sources."""
+    """Return the sha256 of everything that the encoded text depends on. `marks`: content marks of the sources."""
     stored = (key for key, field in DataSettings.model_fields.items() if traits_of(field).stored)
     rules = [f"{key}: {getattr(settings.data, key)!r}" for key in stored]
     rules += [f"held out: {not settings.data.valid}", f"seed: {settings.training.seed}"]

@@ -72,7 +72,7 @@ class More:
         return next(name for name in ("updates", "epochs", "minutes") if getattr(self, name) is not None)
 
     def limits(self, state: TrainingState) -> dict[str, Any]:
-        """The limits of the run after the continuation, by the names of their settings; the others are unset."""
+        """The limits of the run after the continuation, by the names of their settings; None for unset limits."""
         return {
             "training.max_updates": self.updates and state.update + self.updates,
             "training.max_epochs": self.epochs and state.epochs + self.epochs,
@@ -88,7 +88,7 @@ class More:
 
 
 def stored_settings(run: Path, changes: Settings | None = None) -> Settings:
-    """Return the settings with which the run in a folder was last started; those set in `changes` replace them."""
+    """Return the settings with which the run in a folder was last started, updated by the settings in `changes`."""
     values = read_recipe(run / "recipe.toml")
     for name, value in (changes or Settings()).model_dump(mode="json", exclude_unset=True).items():
         values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value
@@ -110,7 +110,7 @@ def change_settings(folder: RunFolder, *, is_finished: bool) -> None:
 
 
 def continue_run(task: AnyTask, folder: RunFolder, more: More, end: Mapping[str, Any], log: Log) -> None:
-    """Prepare the text of a finished run again and let its training go on.
+    """Prepare the text of a finished run again and let its training continue.
 
     Until the text is prepared, nothing in the run changes. `folder`: locked, with the changes that the command
     requests. `end`: the event of the log that ended the training. Raises `RunFolderError` or `DataError` if the last

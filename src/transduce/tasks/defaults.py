@@ -89,7 +89,7 @@ class Facts:
 
     @property
     def updates_per_minute(self) -> float:
-        """Rough estimate from the size of the model and the speed of the machine."""
+        """Rough estimate of updates per minute from the size of the model and the speed of the machine."""
         model = self.settings.model
         # parameters that a target token passes through
         parameters = model.layer_parameters + self.vocab_size * model.d_model

@@ -258,7 +258,7 @@ def with_rows(tensor: Tensor, parts: Sequence[Parts], first: int) -> Tensor:
 
 
 def load_start_weights(model: nn.Module, folder: Path, log: Log, *, lora: LoraSettings | None = None) -> None:
-    """Initialize a model from the result of `save_start_weights`; log missing weights of heads, which stay random.
+    """Load weights that `save_start_weights` saved into a model; log missing weights of heads, which stay random.
 
     With `lora`, all other weights are frozen, and adapters are added.
     """
@@ -356,7 +356,7 @@ def _merged_section(section: str, asked: Settings, other: Settings, *, origin: s
 
 
 def _inherited(asked: Settings, other: Settings) -> dict[tuple[str, str], Any]:
-    """Return the settings to inherit, by (section, key): unset in the new run, and changed in the old one."""
+    """Return the settings to inherit, by (section, key): unset in the new run, not the default in the old run."""
     if asked.task != other.task:
         return {}
     inherited = {}
@@ -370,7 +370,7 @@ def _inherited(asked: Settings, other: Settings) -> dict[tuple[str, str], Any]:
 
 
 def _ordinary(vocabulary: Vocabulary) -> int:
-    """Return the first id that is not special."""
+    """Return the first id of a vocabulary after its special tokens."""
     return MASK + (vocabulary.pieces([MASK]) == [MASK_PIECE])
 
 

@@ -206,7 +206,7 @@ def check(settings: Settings) -> AnyTask:
 
 
 def _problems(settings: Settings, task: AnyTask, model: ModelSettings) -> Iterator[str]:
-    """Settings that work in no task, or not in this one."""
+    """Yield an error message for each setting that works in no task, or not in this task."""
     training, kind = settings.training, model.kind
     if training.start is None:  # otherwise the architecture is inherited
         for problem in ARCHITECTURES[kind].unused(model):

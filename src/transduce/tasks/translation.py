@@ -226,7 +226,7 @@ def _sentences_to_draw(sets: Sequence[ScoredSet]) -> ToDraw:
 
 
 def _read_scored(path: Path, n: int | None = None) -> list[ScoredSet]:
-    """Read sets of pairs; of all sets together, about the first `n` pairs (default: all)."""
+    """Read the sets in a JSON file: about `n` pairs in all, the first pairs of each set (default: all pairs)."""
     with expecting(path):
         sets = read_json(path)
         most = None if n is None else -(-n // len(sets))
