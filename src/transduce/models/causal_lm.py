@@ -1,4 +1,4 @@
-"""A decoder without an encoder: a causal language model (GPT, Radford et al. 2018 and 2019)."""
+"""A causal language model: a decoder without an encoder (GPT, Radford et al. 2018 and 2019)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from transduce.text.special import BOS, EOS
 
 
 class CausalLM(TokenPredictor):
-    """Embedding, a decoder without a memory, output matrix. Id 0 is padding, at the end, where no other token sees it.
+    """A causal language model: embedding, a decoder without a memory, output matrix.
 
-    `forward(ids)` is `advance(ids, state)` with an empty state: training and generation share one path. Sampling
-    works as for translation, with the prompt in place of the source.
+    Id 0 is padding, allowed only at the end. `forward(ids)` is `advance(ids, state)` with an empty state, so that
+    training and generation share one path. Sampling works as in translation, with the prompt in place of the source.
     """
 
     def __init__(self, settings: GPTSettings, *, n_src: int, n_tgt: int) -> None:
-        """`n_tgt`: size of the vocabulary. `settings.tie` = "none": a separate output matrix."""
+        """`n_tgt`: size of the vocabulary; `n_src` is not used. `settings.tie` = "none": a separate output matrix."""
         super().__init__()
         parts = Parts(settings)
         self.embedding = parts.embedding(n_tgt, causal=True, alias=(BOS, EOS) if settings.one_end else None)
@@ -29,9 +29,9 @@ class CausalLM(TokenPredictor):
         self.add_output(settings, n_tgt, tied=self.embedding.table)
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
-        """The state after the prompt `src`, which may be empty, with room for `capacity` tokens per row.
+        """Return the state after the prompt `src`, which may be empty, with room for `capacity` more tokens per row.
 
-        All prompts of a batch have one length and no padding. Language models sample, with one beam.
+        All prompts of a batch have equal length and no padding. `n_beams` must be 1.
         """
         n_known = src.shape[1]
         assert n_beams == 1, "a language model has one beam"
@@ -44,15 +44,15 @@ class CausalLM(TokenPredictor):
         return state
 
     def advance(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T D"]:
-        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
+        """Return the hidden states after each of the next T tokens of every row; `state` is updated in place."""
         x = self.embedding(ids, offset=state.length)
         return self.decoder(x, state, positions=self.embedding.positions)
 
     def forward(self, ids: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None) -> Float[Tensor, "B T D"]:
-        """Hidden states [B, T, D] before the output matrix: position t depends on ids[:, :t + 1].
+        """Return the hidden states before the output matrix; position t depends on ids[:, :t + 1].
 
-        With `documents`, the number of each token's document, it depends on its own document only, and positions count
-        from the beginning of the document.
+        `documents`: each token's document number. A token then attends only to its own document, and positions are
+        counted from the beginning of the document.
         """
         state = self.start(ids[:, :0])
         if documents is None:

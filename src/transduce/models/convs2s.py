@@ -19,7 +19,7 @@ CONVS2S_OPTIONS = {"positions": {name: POSITIONS[name] for name in ("learned", "
 
 
 class ConvS2S(EncoderDecoder[RowState]):
-    """Encoder and decoder. Id 0 is padding: at either end of the source, at the end of the target."""
+    """The encoder-decoder ConvS2S. Id 0 is padding, allowed at both ends of the source and at the end of the target."""
 
     def __init__(self, settings: ConvS2SSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ConvS2S(EncoderDecoder[RowState]):
 
 
 def _embedding(s: ConvS2SSettings, vocab_size: int) -> TokenEmbedding:
-    """Embeddings of tokens and positions, from N(0, 0.1) (section 3.5)."""
+    """Make embeddings of tokens and positions, initialized with standard deviation 0.1 (section 3.5)."""
     positions = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_model, max_positions=s.max_positions)
     embedding = TokenEmbedding(vocab_size, s.d_model, positions=positions, dropout=s.dropout, scale=1.0)
     for module in embedding.modules():

@@ -1,6 +1,6 @@
-"""An encoder without a decoder (BERT, Devlin et al. 2019), with one of several heads.
+"""Encoders without a decoder (BERT, Devlin et al. 2019): a masked language model, a text classifier, a plain encoder.
 
-Weights that the heads share have the same names, so that a classifier can be fine-tuned from a masked language model.
+The models name their common weights alike, so that a classifier can be fine-tuned from a masked language model.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ POOLING_OPTIONS = {**ENCODER_OPTIONS, "pooling": POOLINGS}
 
 
 class TextEncoder(nn.Module):
-    """Base of encoder models: embeddings of tokens, positions and segments, and the stack.
+    """Base of encoder models: embeddings of tokens, positions and segments, and the encoder's stack.
 
-    Id 0 is padding, as is a vector of NaN.
+    Padding is id 0, or a vector of NaN.
     """
 
     def __init__(self, settings: EncoderSettings, *, n_src: int, n_tgt: int) -> None:
-        """`n_tgt`: size of the vocabulary."""
+        """`n_tgt`: size of the vocabulary; `n_src` is not used."""
         super().__init__()
         s, parts = settings, Parts(settings)
         self.embedding: Any = parts.source_embedding(n_tgt)  # a token embedding, except in a `Classifier` of vectors
@@ -35,7 +35,7 @@ class TextEncoder(nn.Module):
         self.encoder = parts.encoder()
 
     def encode(self, ids: SourceInput, segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B S D"]:
-        """The last hidden states [B, S, D]. `segments`: each token's segment (default: 0)."""
+        """Return the hidden states of the last layer. `segments`: each token's segment number (default: 0)."""
         table = self.segment_embedding
         more = None if table is None else table(segments)
         x = self.embedding(ids, more=more)
@@ -43,7 +43,7 @@ class TextEncoder(nn.Module):
 
 
 class PooledEncoder(TextEncoder):
-    """An encoder without a head: a vector per token and one per sequence."""
+    """A text encoder that returns a vector for each token and a pooled vector for each sequence."""
 
     def __init__(self, settings: PoolingSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
@@ -53,13 +53,13 @@ class PooledEncoder(TextEncoder):
     def forward(
         self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None
     ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B D"]]:
-        """Hidden states, and a vector per sequence."""
+        """Return the hidden states and the pooled vector of each sequence."""
         hidden = self.encode(ids, segments)
         return hidden, self.pooler(hidden, is_real(ids))
 
 
 class MaskedHead(nn.Module):
-    """The transformation before the output matrix: dense, activation, norm (BERT's "transform")."""
+    """BERT's transformation of hidden states before the output matrix: linear layer, activation, norm."""
 
     def __init__(self, settings: BertSettings) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class MaskedHead(nn.Module):
 
 
 class MaskedLM(TextEncoder, TokenPredictor):
-    """Predicts masked tokens and, with `next_sentence`, whether segment B follows A."""
+    """BERT's masked language model. With `settings.next_sentence`, it also predicts whether segment B follows A."""
 
     def __init__(self, settings: BertSettings, *, n_src: int, n_tgt: int) -> None:
         """`settings.tie` = "none": a separate output matrix."""
@@ -86,9 +86,10 @@ class MaskedLM(TextEncoder, TokenPredictor):
     def forward(
         self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None, places: Int[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "B 2"] | None]:
-        """The inputs of the output matrix at `places`, and the logits of "B follows A" and its opposite, or None.
+        """Return the vectors that enter the output matrix for the tokens at `places`, and the next-sentence logits.
 
-        `places`: row * S + column of each token to predict. Only these tokens, 15 % in training, pass through the head.
+        `places`: row * S + column of each token to predict; only these tokens pass through the head. The logits belong
+        to "B follows A" and "B does not follow A"; None without `settings.next_sentence`.
         """
         hidden = self.encode(ids, segments)
         asked = self.head(hidden.flatten(0, 1).index_select(0, places))
@@ -98,9 +99,9 @@ class MaskedLM(TextEncoder, TokenPredictor):
 
 
 class Classifier(TextEncoder):
-    """Predicts one of `n_labels` labels for a text, a pair or a sequence of vectors: pooler, dropout, linear.
+    """Classifier of texts, pairs of texts or sequences of vectors, with `settings.n_labels` labels.
 
-    See Devlin et al. 2019, 4.1.
+    Encoder, pooler, dropout and a linear layer (Devlin et al. 2019, 4.1).
     """
 
     def __init__(self, settings: BertClassifierSettings, *, n_src: int, n_tgt: int) -> None:
@@ -112,9 +113,9 @@ class Classifier(TextEncoder):
         initialize(self)
 
     def pooled(self, ids: SourceInput, segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B D"]:
-        """A vector per sequence, from which `labels` computes the logits."""
+        """Return the pooled vector of each sequence, from which the layer `labels` computes logits."""
         return self.dropout(self.pooler(self.encode(ids, segments), is_real(ids)))
 
     def forward(self, ids: SourceInput, segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B L"]:
-        """Unnormalized log-probabilities of the labels."""
+        """Return the logits (unnormalized log-probabilities) of the L labels."""
         return self.labels(self.pooled(ids, segments))

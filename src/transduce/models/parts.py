@@ -1,4 +1,4 @@
-"""Common code of the architectures: layers made from settings, initial weights, and the computation of logits."""
+"""Common parts of the architectures: modules built from settings, initial weights, and bases of models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DECODER_SELF: dict[str, Callable[[Mapping[str, Any]], SelfAttention | SSRU]] = {
     "attention": lambda options: SelfAttention(**options),
     "ssru": lambda options: SSRU(d_model=options["d_model"], bias=options["bias"]),
 }
-"""The first sub-layer of a decoder's block, from the options of attention."""
+"""Functions that make the first sub-layer of a decoder block, given the keyword arguments of self-attention."""
 
 BLOCK_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "residual": RESIDUALS,
@@ -36,21 +36,21 @@ BLOCK_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "feed_forward": FEED_FORWARDS,
     "activation": ACTIVATIONS,
 }
-"""The classes for the options of `BlockSettings`."""
+"""For each setting of `BlockSettings` that names an option, the table of its values."""
 OPTIONS = {**BLOCK_OPTIONS, "positions": POSITIONS, "projection": PROJECTIONS}
-"""The classes for the options of `AttentionSettings`."""
+"""For each setting of `AttentionSettings` that names an option, the table of its values."""
 ENCODER_OPTIONS = {**OPTIONS, "encoder_pattern": PATTERNS, "factors": SPREADS}
 DECODER_OPTIONS = {**OPTIONS, "decoder_pattern": PATTERNS, "factors": SPREADS}
 
 
 def head_problems(s: BlockSettings | StarClassifierSettings) -> Iterator[str]:
-    """Yield an error message if the width cannot be divided among the heads."""
+    """Yield an error message if d_model is not divisible by n_heads."""
     if s.d_model % s.n_heads:
         yield f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}"
 
 
 def size_problems(s: AttentionSettings) -> Iterator[str]:
-    """Yield an error message for each inconsistent size; option names must be valid."""
+    """Yield an error message for each inconsistency of sizes; option names are checked before."""
     kv = s.n_kv_heads or s.n_heads
     if None in (s.d_key, s.d_value):
         yield from head_problems(s)
@@ -66,7 +66,7 @@ def size_problems(s: AttentionSettings) -> Iterator[str]:
 
 
 def stack_problems(s: AttentionSettings) -> Iterator[str]:
-    """Yield an error message for each inconsistent size or attention pattern; option names must be valid."""
+    """Yield an error message for each inconsistency of sizes or attention patterns; option names are checked before."""
     yield from size_problems(s)
     patterns = s.patterns
     options = {f"model.{stack}_pattern = '{name}'": name for stack, name in patterns.items()}
@@ -81,7 +81,7 @@ def stack_problems(s: AttentionSettings) -> Iterator[str]:
 
 
 def unused_by_stacks(s: AttentionSettings) -> Iterator[str]:
-    """Yield an error message for each changed setting of attention patterns without effect; sizes must be valid."""
+    """Yield an error message for each changed pattern setting without an effect; sizes are already checked."""
     patterns = s.patterns
     factored = [getattr(s, f"n_{stack}_layers") for stack, name in patterns.items() if len(_factors(name)) > 1]
     if is_changed(s, "summary_tokens"):
@@ -118,11 +118,11 @@ class BlockParts:
         return RESIDUALS[self.settings.residual](self.norm(), dropout=self.settings.dropout)
 
     def final_norm(self) -> nn.Module:
-        """The norm after the last block, if the residual connections need one."""
+        """Make the norm after the last block, or an identity if the residual connections need no final norm."""
         return self.norm() if RESIDUALS[self.settings.residual].final_norm else nn.Identity()
 
     def feed_forward(self, *, causal: bool, kernel_size: int = 1) -> FeedForward:
-        """A feed-forward network; `causal` and `kernel_size` apply to convolutional ones."""
+        """Make a feed-forward network; `causal` and `kernel_size` matter only if it is convolutional."""
         s = self.settings
         return FEED_FORWARDS[s.feed_forward](
             d_model=s.d_model,
@@ -147,7 +147,7 @@ class Parts(BlockParts):
         self._attention["dropout"] = settings.attention_dropout
 
     def source_embedding(self, n_src: int) -> TokenEmbedding | VectorEmbedding:
-        """The encoder's embedding. Its input is one of `n_src` tokens, or a vector of `n_src` numbers, per position."""
+        """Make the encoder's embedding of a vocabulary of `n_src` tokens, or of input vectors of `n_src` numbers."""
         s = self.settings
         if not s.reads_vectors:
             return self.embedding(n_src, causal=False)
@@ -155,9 +155,9 @@ class Parts(BlockParts):
         return VectorEmbedding(n_src, s.d_model, positions=self._positions(causal=False), dropout=s.dropout, norm=norm)
 
     def embedding(self, vocab_size: int, *, causal: bool, alias: tuple[int, int] | None = None) -> TokenEmbedding:
-        """Token embeddings and the positional scheme of their stack; `causal`: the stack is a decoder.
+        """Make token embeddings with the positional scheme of their stack, which is a decoder if `causal`.
 
-        `alias`: an id, and the id whose vector is used for it.
+        `alias`: a pair of ids; the first id uses the second id's vector.
         """
         s, positions = self.settings, self._positions(causal=causal)
         scale, norm = None if s.scale_embeddings else 1.0, self.norm() if s.embedding_norm else None
@@ -177,9 +177,9 @@ class Parts(BlockParts):
         return Encoder(blocks, norm=self.final_norm(), patterns=self._patterns("encoder"))
 
     def decoder(self, *, cross: bool, own: str = "attention") -> Decoder:
-        """Build the decoder's stack.
+        """Make the decoder's stack.
 
-        `cross`: with cross-attention. `own`: the kind of self-attention, a key of DECODER_SELF.
+        `cross`: whether blocks attend to a memory. `own`: "attention", or "ssru" in place of self-attention.
         """
         blocks = [
             DecoderBlock(
@@ -204,13 +204,13 @@ class Parts(BlockParts):
 
 
 class TokenPredictor(nn.Module):
-    """Base of models that predict tokens; it computes logits from hidden states."""
+    """Base of models that predict tokens: the output matrix, from hidden states to logits."""
 
     output_embedding: TokenTable
     output_bias: nn.Parameter | None
 
     def add_output(self, settings: OutputSettings, vocab_size: int, *, tied: TokenTable) -> None:
-        """Create the output matrix (`tied`, or a new one if the settings untie it) and its bias, if any."""
+        """Set the output matrix to `tied` or, if the settings do not tie it, to a new table; add a bias if set."""
         self.output_embedding = tied
         if not settings.ties_output:
             self.output_embedding = TokenTable(vocab_size, settings.d_model)
@@ -224,25 +224,25 @@ class TokenPredictor(nn.Module):
         return self.output_embedding.weight
 
     def read(self, *inputs: Tensor) -> Iterator[Float[Tensor, "B t D"]]:
-        """Yield the hidden states of inputs to score, segment by segment along their last axis; here as one segment."""
+        """Yield the hidden states of whole texts, for scoring, in one or more segments along the time axis."""
         yield self(*inputs)
 
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Unnormalized log-probabilities of the tokens."""
+        """Compute the logits (unnormalized log-probabilities) of all tokens."""
         return self.output_embedding.logits(hidden, self.output_bias)
 
 
 class EncoderDecoder(TokenPredictor, ABC, Generic[StateT]):
     """Base of encoder-decoders.
 
-    `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training and decoding share one path.
+    `forward(src, tgt_in)` is `advance(tgt_in, start(src))`, so that training and decoding share one path.
     """
 
     src_embedding: TokenEmbedding | VectorEmbedding
     tgt_embedding: TokenEmbedding
 
     def tie(self, settings: OutputSettings, n_tgt: int) -> None:
-        """Share embeddings according to `settings.tie`, and create the output."""
+        """Share the source and target embeddings and the output matrix, as `settings.tie` says; create the output."""
         if settings.ties_inputs:
             if not isinstance(self.src_embedding, TokenEmbedding):
                 raise SettingsError(
@@ -253,27 +253,27 @@ class EncoderDecoder(TokenPredictor, ABC, Generic[StateT]):
 
     @abstractmethod
     def start(self, src: SourceInput, *, capacity: int = 0, n_beams: int = 1) -> StateT:
-        """The decoder's initial state, with room for `capacity` tokens per row; 0: for a single step, as in training.
+        """Encode `src` and return the decoder's initial state, with room for `capacity` target tokens per row.
 
-        With a capacity, the memory is padded to a multiple of 16 positions, so that results do not depend on the
-        longest sentence of the batch (see `pad_memory`).
+        With capacity 0, `advance` can be called only once, with the whole target, as in training. Otherwise, the memory
+        is padded to a multiple of 16 positions, so that results do not depend on the batch's longest sentence.
         """
 
     @abstractmethod
     def advance(self, ids: Int[Tensor, "N T"], state: StateT) -> Float[Tensor, "N T D"]:
-        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
+        """Return the hidden states after each of the next T tokens of every row; `state` is updated in place."""
 
     def forward(self, src: SourceInput, tgt_in: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Hidden states [B, T, D] before the output matrix; position t depends on src and tgt_in[:, :t + 1]."""
+        """Return the hidden states before the output matrix; position t depends on src and tgt_in[:, :t + 1]."""
         return self.advance(tgt_in, self.start(src))
 
 
 @torch.no_grad()
 def initialize(model: nn.Module) -> None:
-    """Draw Glorot-uniform matrices (each part of a packed projection separately), zero biases, N(0, 1/d) embeddings.
+    """Initialize a model: Glorot-uniform matrices, zero biases, embeddings from N(0, variance 1/d_model).
 
-    Queries, keys and values are scaled by 1/sqrt(2), so that together they have the variance of one matrix
-    [3 d_model, d_model]. Embeddings times sqrt(d_model) have unit variance (paper 3.4).
+    Matrices packed in one weight, such as queries, keys and values, are drawn separately and scaled by 1/sqrt(2), which
+    is the variance of one matrix [3 d_model, d_model]. Embeddings times sqrt(d_model) have unit variance (paper 3.4).
     """
     for module in model.modules():
         if isinstance(module, FullProjection) and module.rows:

@@ -1,6 +1,6 @@
 """The table of architectures, ARCHITECTURES, and `build_model`, which makes a model from settings.
 
-To add an architecture: its settings in `transduce.config.architectures`, a module in this package, and an entry here.
+To add an architecture, add its settings to `transduce.config.architectures`, a module to this package, an entry here.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from transduce.runs.tensor_file import StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """An architecture. Its settings class, which has its presets and its task, is `MODEL_SETTINGS[name]`.
+    """An entry of ARCHITECTURES. `MODEL_SETTINGS` has the settings class of the same name, with presets and task.
 
-    build: makes the model from settings and the two vocabulary sizes.
-    shape: the stacks of the model.
-    family: models of one family use the same names for shared weights, so that one can be fine-tuned from another.
-    options: for each setting that names an option, the table of its options.
-    problems: returns an error message for each inconsistency of settings whose options are valid.
-    unused: returns an error message for each changed setting without effect. New runs refuse such settings; old runs
-    that have them load.
-    of_blocks: whether it consists of Transformer blocks, as `training.lora` and `training.recompute` need.
+    build: function that makes the model from settings and the sizes `n_src` and `n_tgt` of the vocabularies.
+    shape: the stacks that the model has.
+    family: models of one family name their common weights alike, so that one can be fine-tuned from another.
+    options: for each setting that names an option, the table of allowed values.
+    problems: function that returns inconsistencies of settings, each as a clause of an error message.
+    unused: function that returns changed settings without effect, as such clauses; only new runs refuse them.
+    of_blocks: whether the model consists of Transformer blocks, as `training.lora` and `training.recompute` need.
     """
 
     build: Callable[..., nn.Module]
@@ -85,12 +84,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         StarClassifier, shape="encoder", family="Star classifier", options=CLASSIFIER_OPTIONS, problems=head_problems
     ),
 }
-"""By `model.kind`."""
+"""All architectures, by the value of the setting `model.kind`."""
 assert ARCHITECTURES.keys() == MODEL_SETTINGS.keys()
 
 
 def check_model(settings: ModelSettings) -> None:
-    """Reject unknown option names and inconsistent sizes."""
+    """Raise `SettingsError` if an option's value is unknown or sizes are inconsistent."""
     architecture = ARCHITECTURES[settings.kind]
     for field, table in architecture.options.items():
         check_known(f"model.{field}", getattr(settings, field), table)
@@ -99,7 +98,7 @@ def check_model(settings: ModelSettings) -> None:
 
 
 def build_model(settings: ModelSettings, *, n_src: int, n_tgt: int) -> nn.Module:
-    """A model with fresh weights, from torch's default generator, for vocabularies of n_src and n_tgt tokens."""
+    """Build a model for vocabularies of n_src and n_tgt tokens; PyTorch's default generator draws its weights."""
     settings = resolve_preset(settings)
     check_model(settings)
     architecture = ARCHITECTURES[settings.kind]
@@ -114,10 +113,10 @@ def build_model(settings: ModelSettings, *, n_src: int, n_tgt: int) -> nn.Module
 def build_from(
     settings: ModelSettings, weights: Mapping[str, np.ndarray | StoredTensor], *, n_src: int, n_tgt: int, origin: object
 ) -> nn.Module:
-    """A model with the given weights; a `RunFolderError` if their names or shapes differ from the model's.
+    """Build a model with the given weights; raise `RunFolderError` if their names or shapes do not fit the settings.
 
-    Names and shapes are compared before memory is allocated for the sizes in the settings. Stored weights are read one
-    by one.
+    Names and shapes are compared before any memory is allocated for the model. Stored weights are read one by one.
+    `origin`: where the weights come from, for the error.
     """
     with torch.device("meta"), Uninitialized():
         empty = build_model(settings, n_src=n_src, n_tgt=n_tgt)
@@ -135,9 +134,9 @@ def build_from(
 
 
 class Uninitialized(TorchFunctionMode):
-    """Context without random initialization, for weights that are about to be replaced.
+    """Context manager that skips the random initialization of weights, as they will be replaced.
 
-    On the meta device, random initialization would import torch's compiler.
+    On the meta device, random initialization would also import PyTorch's compiler.
     """
 
     def __torch_function__(
@@ -149,5 +148,5 @@ class Uninitialized(TorchFunctionMode):
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of trainable parameters; shared parameters count once."""
+    """Count the trainable parameters of a model; shared parameters count once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -60,7 +60,7 @@ def recurrent_problems(s: RecurrentSettings) -> Iterator[str]:
 
 
 def unused_by_rnn(s: RecurrentSettings) -> Iterator[str]:
-    """Yield an error message for each changed setting without effect; other settings must be consistent."""
+    """Yield an error message for each changed setting without an effect."""
     if not s.input_feeding and s.attention not in SCORES:
         yield f"model.input_feeding = false has no effect with model.attention = '{s.attention}'"
     if s.attention == "bahdanau" and is_changed(s, "readout_scale"):
@@ -68,7 +68,7 @@ def unused_by_rnn(s: RecurrentSettings) -> Iterator[str]:
 
 
 class RecurrentModel(EncoderDecoder[RowState]):
-    """A recurrent encoder and decoder. Id 0 is padding: at either end of the source, at the end of the target."""
+    """A recurrent encoder-decoder. Id 0 is padding, allowed at both ends of the source and at the end of the target."""
 
     def __init__(self, settings: RecurrentSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__()

@@ -24,10 +24,10 @@ STAR_OPTIONS: Mapping[str, Mapping[str, Any]] = {**DECODER_OPTIONS, "positions":
 
 
 class StarTransformer(EncoderDecoder[DecoderState]):
-    """A star as encoder, a Transformer's decoder.
+    """An encoder-decoder with the Star-Transformer as encoder and a Transformer's decoder.
 
-    The memory is the relay node, then the satellite nodes. Id 0 is padding: at either end of the source, at the end of
-    the target.
+    The memory is the relay node, followed by the satellite nodes. Id 0 is padding, allowed at both ends of the source
+    and at the end of the target.
     """
 
     def __init__(self, settings: StarSettings, *, n_src: int, n_tgt: int) -> None:
@@ -63,10 +63,10 @@ class StarTransformer(EncoderDecoder[DecoderState]):
 
 
 class StarClassifier(nn.Module):
-    """Predicts one of `n_labels` labels for a text or a pair: two layers on the pooled star. Id 0 is padding."""
+    """Classifier of texts or pairs of texts: a Star-Transformer, pooled, and two linear layers. Id 0 is padding."""
 
     def __init__(self, settings: StarClassifierSettings, *, n_src: int, n_tgt: int) -> None:
-        """`n_tgt`: size of the vocabulary."""
+        """`n_tgt`: size of the vocabulary; `n_src` is not used."""
         super().__init__()
         s = settings
         assert s.n_labels is not None, "n_labels is not set"
@@ -84,15 +84,15 @@ class StarClassifier(nn.Module):
     def encode(
         self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None
     ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B 1 D"]]:
-        """A vector per token, and the relay node's vector. `segments`: each token's segment (default: 0)."""
+        """Return a vector per token, and the relay node's vector. `segments`: each token's segment (default: 0)."""
         table = self.segment_embedding
         more = None if table is None else table(segments)
         return self.encoder(self.embedding(ids, more=more), real=is_real(ids))
 
     def pooled(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B D"]:
-        """A vector per sequence, from which `labels` computes the logits."""
+        """Return a vector per sequence, from which the layer `labels` computes logits."""
         return self.dropout(self.dense(pool_star(*self.encode(ids, segments), is_real(ids))).relu())
 
     def forward(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B L"]:
-        """Unnormalized log-probabilities of the labels."""
+        """Return the logits (unnormalized log-probabilities) of the L labels."""
         return self.labels(self.pooled(ids, segments))

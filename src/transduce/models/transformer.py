@@ -40,7 +40,10 @@ def transformer_problems(s: TransformerSettings) -> Iterator[str]:
 
 
 class Transformer(EncoderDecoder[DecoderState]):
-    """Encoder and decoder. Id 0, or a vector of NaN, is padding: around the source, and at the end of the target."""
+    """The encoder-decoder Transformer. Padding is id 0, or a vector of NaN.
+
+    Padding may be at both ends of the source and at the end of the target.
+    """
 
     def __init__(self, settings: TransformerSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__()
@@ -54,7 +57,7 @@ class Transformer(EncoderDecoder[DecoderState]):
         self.source_end, self.language_last = settings.source_end, settings.language_last
 
     def encode(self, src: SourceInput) -> Float[Tensor, "B S D"]:
-        """The memory [B, S, D] of a source."""
+        """Return the memory, the encoder's output for the source."""
         src = self._without_end(src)
         return self.encoder(self._embedded(src), mask=padding_mask(src), positions=self.src_embedding.positions)
 
@@ -71,14 +74,14 @@ class Transformer(EncoderDecoder[DecoderState]):
         return self.decoder(x, state, positions=self.tgt_embedding.positions)
 
     def _embedded(self, src: SourceInput) -> Float[Tensor, "B S D"]:
-        """The embedded source. With `language_last`, the first of n tokens gets position n - 1, the second 0, etc."""
+        """Embed the source. With `language_last`, the first token gets the last position, as if it came at the end."""
         if not self.language_last:
             return self.src_embedding(src)
         number = (src != PAD).cumsum(1)  # the number of each token, from 1
         return self.src_embedding(src, positions=(number - 2) % number[:, -1:].clamp_min(1))
 
     def _without_end(self, src: SourceInput) -> SourceInput:
-        """The source with padding in place of EOS if the encoder does not read EOS; an empty source keeps EOS."""
+        """Replace the source's EOS by padding if the encoder does not read EOS; an empty source keeps it."""
         if self.source_end or src.is_floating_point():
             return src
         is_end = F.pad(src[:, 1:] == EOS, (1, 0))

@@ -26,16 +26,16 @@ _SEGMENT = 128  # tokens, if neither the settings nor the task have chosen a len
 
 
 class TransformerXL(TokenPredictor):
-    """Embedding, a decoder with a memory, output matrix. Id 0 is padding, at the end, where no other token sees it.
+    """A causal language model with a memory of earlier segments. Id 0 is padding, allowed only at the end.
 
     A text is read in segments of `segment_length` tokens from its start. A token attends to its own segment up to
-    itself, and to the last M tokens before the segment, for which each layer caches the inputs of its attention.
-    Through several layers, a token depends on many more tokens. M is `memory_length` in training and
-    `eval_memory_length` otherwise. Distances that do not occur in training count as the longest in training.
+    itself, and to the last M tokens before the segment, for which each layer caches the inputs of its attention. Over
+    several layers, a token depends on many more earlier tokens. M is `memory_length` in training and
+    `eval_memory_length` otherwise. A distance longer than any in training counts as the longest distance in training.
     """
 
     def __init__(self, settings: TransformerXLSettings, *, n_src: int, n_tgt: int) -> None:
-        """`n_tgt`: size of the vocabulary. `settings.tie` = "none": a separate output matrix."""
+        """`n_tgt`: size of the vocabulary; `n_src` is not used. `settings.tie` = "none": a separate output matrix."""
         super().__init__()
         s, parts = settings, BlockParts(settings)
         self.segment_length = s.segment_length or _SEGMENT
@@ -64,10 +64,10 @@ class TransformerXL(TokenPredictor):
         self.add_output(s, n_tgt, tied=self.embedding.table)
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> SegmentState:
-        """The state after the prompt `src`, which may be empty, for at most `capacity` more tokens per row.
+        """Return the state after the prompt `src`, which may be empty, for at most `capacity` more tokens per row.
 
-        All prompts of a batch have one length and no padding. The state keeps at most the memory and one segment,
-        whatever the length of the text.
+        All prompts of a batch have equal length and no padding. The state keeps at most the memory and one segment,
+        even of a long text. `n_beams` must be 1.
         """
         n_kept = min(self.eval_memory_length + self.segment_length, src.shape[1] + capacity)
         assert n_beams == 1, "a language model has one beam"
@@ -82,7 +82,7 @@ class TransformerXL(TokenPredictor):
         return state
 
     def advance(self, ids: Int[Tensor, "N T"], state: SegmentState) -> Float[Tensor, "N T D"]:
-        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
+        """Return the hidden states after each of the next T tokens of every row; `state` is updated in place."""
         parts = []
         while ids.shape[1]:
             n = state.begin(ids.shape[1])
@@ -94,10 +94,10 @@ class TransformerXL(TokenPredictor):
     def forward(
         self, ids: Int[Tensor, "B T"], *, carry: Carry = (), memory_length: int | None = None
     ) -> tuple[Float[Tensor, "B T D"], Carry]:
-        """Hidden states [B, T, D] of a segment that follows `carry`, and the carry for the segment after it.
+        """Return the hidden states of a segment that follows `carry`, and the carry for the next segment.
 
-        The carry has a tensor [B, M, D] for each layer, with M <= `memory_length` (default: the memory length of
-        training). It is empty at the start of a text and in a model without memory.
+        The carry has a tensor [B, M, D] for each layer, with M <= `memory_length` (default: the model's in training).
+        It is empty at the start of a text and in a model without memory.
         """
         n = self.memory_length if memory_length is None else memory_length
         x = self.embedding(ids)
@@ -109,10 +109,10 @@ class TransformerXL(TokenPredictor):
         return hidden, tuple(_last(old, layer.inputs, n) for old, layer in zip(memory, layers, strict=True))
 
     def read(self, *inputs: Tensor) -> Iterator[Float[Tensor, "B t D"]]:
-        """Yield hidden states of texts [B, T] of any length by segments, with a memory of `eval_memory_length` tokens.
+        """Yield the hidden states of texts [B, T] of any length, segment by segment, with evaluation's memory length.
 
-        The last segment is padded: on a CPU, sums depend on the row's width, so results would otherwise depend on the
-        longest text of the batch.
+        The last segment is padded. Otherwise results would depend on the longest text of the batch, as sums on a CPU
+        depend on the number of keys.
         """
         (ids,) = inputs
         carry: Carry = ()
@@ -123,7 +123,7 @@ class TransformerXL(TokenPredictor):
 
 
 def _last(old: Tensor, new: Tensor | None, n: int) -> Tensor:
-    """The last `n` positions of the memory and the segment together, without a gradient."""
+    """Return the last `n` positions of the memory `old` followed by the segment `new`, without a gradient."""
     assert new is not None
     n_old = min(old.shape[1], max(0, n - new.shape[1]))
     return torch.cat([old[:, old.shape[1] - n_old :], new[:, max(0, new.shape[1] - n) :]], 1).detach()

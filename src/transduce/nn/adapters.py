@@ -20,11 +20,11 @@ from transduce.nn.loss import frozen_label_smoothed_loss
 from transduce.nn.stack import Stack
 
 _ROWS_AT_ONCE = 1 << 14
-"""Rows of a table that are converted to another type at once: a copy of the whole table may not fit in memory."""
+"""Number of table rows converted to another type at a time, as a copy of the whole table may not fit in memory."""
 
 
 class LowRank(nn.Module):
-    """The product B A of two narrow matrices. Initially B is zero, so the adapted layer equals the frozen one (4.1)."""
+    """The matrices A and B of an adapter. B is initially zero, so that the adapter changes nothing (section 4.1)."""
 
     def __init__(self, n_inputs: int, n_outputs: int, rank: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class LowRank(nn.Module):
 
 
 class _Widened(torch.autograd.Function):
-    """Compute x W^T for a frozen W in a narrower type than x. The backward pass saves W in its narrow type."""
+    """The product x W^T for a frozen W stored in fewer bits than x; the backward pass keeps only the stored W."""
 
     @staticmethod
     def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
@@ -48,9 +48,9 @@ class _Widened(torch.autograd.Function):
 
 
 class AdaptedLinear(nn.Linear):
-    """A frozen linear layer plus the adapter of each matrix that its weight packs: W x + b + scale * B A x.
+    """A frozen linear layer with adapters: W x + b + scale * B A x, with one adapter per matrix packed in its weight.
 
-    A layer without adapters only has its weight in a narrower type.
+    A layer whose weight is only stored in fewer bits has no adapters.
     """
 
     adapters: nn.ModuleList
@@ -70,11 +70,11 @@ class AdaptedLinear(nn.Linear):
 
 
 class AdaptedProjection(FullProjection, AdaptedLinear):  # type: ignore[misc]
-    """A projection to heads with an adapter for each of its matrices."""
+    """A frozen attention projection with an adapter for each matrix (queries, keys, values) packed in its weight."""
 
 
 class AdaptedTable(TokenTable):
-    """A frozen table of vectors, followed by trained rows for new tokens."""
+    """A frozen embedding table, followed by trained rows `new` for tokens added to the vocabulary."""
 
     new: nn.Parameter | None
 
@@ -105,7 +105,7 @@ class AdaptedTable(TokenTable):
 _ADAPTED: dict[type[nn.Module], type[AdaptedLinear]] = {nn.Linear: AdaptedLinear, FullProjection: AdaptedProjection}
 _ATTENTION, _FEED_FORWARD = (SelfAttention, CrossAttention), (FeedForward, GatedFeedForward)
 PLACES: dict[str, tuple[type[nn.Module], ...]] = {"attention": _ATTENTION, "all": (*_ATTENTION, *_FEED_FORWARD)}
-"""Classes whose linear layers get adapters."""
+"""Classes of modules whose linear layers get adapters, by the argument `on` of `add_adapters`."""
 
 
 def add_adapters(
@@ -122,13 +122,13 @@ def add_adapters(
 
     Args:
         model: Changed in place. Its layers keep their names and weights; the parameters of an adapter are called
-            `LAYER.adapters.N.a` and `.b`. N is the number of the matrix inside the layer's weight.
-        rank: Rows of A.
+            `LAYER.adapters.N.a` and `.b`, N being the number of the matrix inside the layer's weight.
+        rank: Rank of the adapters: A has this many rows.
         scale: Factor of the adapters' products, alpha / rank in the paper (section 4.1).
-        on: The layers to adapt, as a key of PLACES.
-        dtype: Type of the frozen matrices of the blocks and tables. Norms and biases keep their types.
-        new_rows: For the name of a table's weight, the number of its last rows, which are trained.
-        trained: Names of other parameters that are trained, such as those of a new head.
+        on: Layers that get adapters: "attention" or "all".
+        dtype: Type in which the frozen matrices of blocks and tables are stored. Norms and biases keep their types.
+        new_rows: For tables with new tokens, the number of last rows to train, by the name of the table's weight.
+        trained: Names of other parameters to train, such as those of a new output layer.
     """
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
@@ -145,7 +145,7 @@ def add_adapters(
 
 
 def _adapt(layer: Any, *, rank: int, scale: float, n_packed: int, dtype: torch.dtype) -> None:
-    """Adapt a linear layer in place: store it in `dtype`, with an adapter per packed matrix unless `rank` is 0."""
+    """Turn a linear layer, whose weight packs `n_packed` matrices, into an adapted layer; rank 0 adds no adapters."""
     rows: Sequence[int] = getattr(layer, "rows", ()) or (layer.out_features // n_packed,) * n_packed
     layer.__class__ = _ADAPTED[type(layer)]
     layer.adapters = nn.ModuleList(LowRank(layer.in_features, n, rank) for n in rows if rank)
@@ -154,7 +154,10 @@ def _adapt(layer: Any, *, rank: int, scale: float, n_packed: int, dtype: torch.d
 
 
 def _freeze(table: Any, n_new: int, new: dict[int, nn.Parameter], *, dtype: torch.dtype) -> None:
-    """Store a table in `dtype`, except its last `n_new` rows: a parameter in `new`, by the id of the table's weight."""
+    """Turn a table into an `AdaptedTable`, in place, whose last `n_new` rows become a separate, trained parameter.
+
+    `new`: the parameters of new rows by the identity of the table's weight, which several tables may share.
+    """
     table.__class__, weight = AdaptedTable, table.weight
     if n_new and id(weight) not in new:
         new[id(weight)] = nn.Parameter(weight.data[-n_new:].clone())
@@ -164,9 +167,9 @@ def _freeze(table: Any, n_new: int, new: dict[int, nn.Parameter], *, dtype: torc
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Make the blocks of all stacks keep only their inputs in training, and recompute activations in the backward pass.
+    """Make the blocks of all stacks keep only their inputs in training and recompute activations for the backward pass.
 
-    Activations then take the memory of about one block (Chen et al. 2016, arXiv 1604.06174).
+    The activations of only about one block are then in memory at a time (Chen et al. 2016, arXiv 1604.06174).
     """
     for stack in model.modules():
         for block in stack.blocks if isinstance(stack, Stack) else ():
@@ -174,7 +177,7 @@ def recompute_blocks(model: nn.Module) -> None:
 
 
 def _recomputed(block: type[Any]) -> type[Any]:
-    """Return a subclass of a block that computes its forward pass again during the backward pass."""
+    """Return a subclass of a block's class that computes the forward pass again for the backward pass."""
 
     class Recomputed(block):
         def forward(self, x: Tensor, **options: Any) -> Tensor:
@@ -184,7 +187,7 @@ def _recomputed(block: type[Any]) -> type[Any]:
             return output
 
         def _run(self, x: Tensor, options: Mapping[str, Any]) -> Tensor:
-            """Run the block with a copy of its cache, so that the cache is unchanged when the block is recomputed."""
+            """Run the block with a copy of its cache, so that the original is still empty when the block is rerun."""
             if (cache := options.get("cache")) is not None:
                 options = {**options, "cache": (own := copy.copy(cache))}
                 own.history = [*cache.history]

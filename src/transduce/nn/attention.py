@@ -26,9 +26,9 @@ _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 def attention_weights(
     query: Float[Tensor, "*B T K"], key: Float[Tensor, "*B S K"], bias: Tensor | None, *, matmul: Matmul = torch.matmul
 ) -> Float[Tensor, "*B T S"]:
-    """softmax(Q K^T / sqrt(d_k) + bias), in float32 or wider (paper 3.2.1, equation 1).
+    """Compute attention weights softmax(Q K^T / sqrt(d_k) + bias), in float32 or wider (paper 3.2.1, equation 1).
 
-    `bias` is broadcast to [B, H, T, S]: 0 for keys that a query may attend to, very negative for others
+    `bias` is broadcast to [B, H, T, S]: 0 for keys that a query may attend to, very negative for hidden keys
     (`masks.attention_bias`).
     """
     scores = matmul(query, key.transpose(-1, -2))  # [B, H, T, S]
@@ -47,13 +47,13 @@ def scaled_dot_product_attention(
     dropout: nn.Dropout | None = None,
     matmul: Matmul = torch.matmul,
 ) -> Float[Tensor, "*B T K_v"]:
-    """softmax(Q K^T / sqrt(d_k) + bias) V (paper 3.2.1, equation 1), with dropout on the weights.
+    """Compute attention softmax(Q K^T / sqrt(d_k) + bias) V (paper 3.2.1, equation 1), with dropout on the weights.
 
-    `causal` hides later keys, in addition to the bias. `relations` add vectors to keys and values.
+    `causal` hides later keys and is given instead of a bias. `relations` add vectors to keys and values.
 
-    On a GPU, a fused kernel of PyTorch computes heads [B, H, T, K]; there may be fewer key heads than query heads. On a
-    CPU, training uses a fused kernel for long sequences without dropout or a trained bias, because its memory does not
-    grow with queries times keys.
+    On a GPU, PyTorch's fused kernel computes 4-dimensional inputs [B, H, T, K], also with fewer key heads than query
+    heads. On a CPU it computes long sequences in training, without dropout or a trained bias; its memory does not grow
+    with queries times keys.
     """
     p = dropout.p if dropout is not None and dropout.training else 0.0
     is_long = fuses_on_cpu(query.shape[-2], key.shape[-2]) and not p and not (bias is not None and bias.requires_grad)
@@ -76,32 +76,32 @@ def scaled_dot_product_attention(
 
 
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
-    """Concatenate the outputs of the heads: Concat(head_1, ..., head_h) (paper 3.2.2)."""
+    """Concatenate the outputs of all heads: Concat(head_1, ..., head_h) (paper 3.2.2)."""
     return x.transpose(1, 2).flatten(2)  # [B, T, H*K]
 
 
 def head_width(d_model: int, n_heads: int) -> int:
-    """Return d_model / n_heads, the width of each head; raise `ValueError` if it is not an integer."""
+    """Return d_model / n_heads, the width of a head; raise `ValueError` if it is not an integer."""
     if d_model % n_heads:
         raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}")
     return d_model // n_heads
 
 
 class FullProjection(nn.Linear):
-    """Several projections of one input (queries, keys, values) as one matrix product for all heads (paper 3.2.2)."""
+    """Several projections of one input to heads, such as queries, keys and values, in one product (paper 3.2.2)."""
 
     def __init__(self, d_model: int, heads: tuple[int, ...], *, d_head: int | tuple[int, ...], bias: bool) -> None:
-        """`heads`: number of heads of each projection. `d_head`: width of all heads, or a width for each projection."""
+        """`heads`: the number of heads of each projection; `d_head`: a head's width, or one width per projection."""
         widths = d_head if isinstance(d_head, tuple) else (d_head,) * len(heads)
         rows = tuple(n * width for n, width in zip(heads, widths, strict=True))
         super().__init__(d_model, sum(rows), bias=bias)
         self.heads, self.widths = heads, widths
-        # rows of each matrix inside the packed weight; the matrices are initialized and updated separately
+        # number of rows of each matrix inside the packed weight; the matrices are initialized and updated separately
         self.rows = rows if len(heads) > 1 else ()
 
     @classmethod
     def problem(cls, *, n_heads: int, n_kv_heads: int, d_key: int, d_value: int) -> str | None:
-        """Return an error message if the projection cannot have these numbers and widths of heads, otherwise None."""
+        """Return an error message if this projection does not support these head counts and widths, or None."""
         return None
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:  # type: ignore[override]
@@ -115,9 +115,9 @@ class FullProjection(nn.Linear):
 
 
 class SharedProjection(nn.Module):
-    """One d_head x d_head weight for all heads of a projection: each head projects its own slice of the input.
+    """Projections in which all heads share a weight [d_head, d_head]; each head projects its own slice of the input.
 
-    Some textbooks teach this form; it has H^2 times fewer weights than the paper's, for H heads.
+    Some textbooks teach this form. With H heads, it has H^2 times fewer weights than the paper's projection.
     """
 
     def __init__(self, d_model: int, heads: tuple[int, ...], *, d_head: int | tuple[int, ...], bias: bool) -> None:
@@ -130,7 +130,7 @@ class SharedProjection(nn.Module):
 
     @classmethod
     def problem(cls, *, n_heads: int, n_kv_heads: int, d_key: int, d_value: int) -> str | None:
-        """Return an error message unless all heads have one width and there are as many key heads as query heads."""
+        """Return an error message if the head counts or widths differ (all slices must have one width), or None."""
         if n_kv_heads != n_heads:
             return f"model.projection = 'shared' needs n_kv_heads = n_heads, not {n_kv_heads}"
         if d_key != d_value:
@@ -150,36 +150,36 @@ PROJECTIONS: dict[str, type[FullProjection] | type[SharedProjection]] = {
 
 
 class Attention(nn.Module, ABC):
-    """Base of attention layers, whose scores and weights can be recorded and replaced (`nn.recording`).
+    """Base of attention layers. It lets `nn.recording` record and replace the weights of any kind of attention.
 
-    A layer calls `self.attend` whenever it computes attention. A recorder replaces this attribute and passes its
-    arguments to `weights`. A decoder may attend once for all positions, or once for each position.
+    A layer calls `self.attend` for every attention that it computes. A recorder replaces this attribute by a function
+    that passes its arguments to `weights` too. A decoder may call `attend` once for all positions, or once for each.
     """
 
     matmul: Matmul = staticmethod(torch.matmul)
-    """Multiplies batches of matrices; a subclass may replace it by a faster function."""
+    """Function that multiplies batches of matrices; a subclass may use another implementation."""
 
     def attend(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.combine(self.weights(*args, **kwargs), *args, **kwargs)
 
     @abstractmethod
     def weights(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B H T S"]:
-        """The attention weights for the arguments of `attend`, without dropout.
+        """Return the attention weights that `attend` computes from the same arguments, without dropout.
 
-        Rows sum to 1, or are zero for a query without keys to attend to.
+        A row sums to 1, or is zero if its query may attend to no key.
         """
 
     @abstractmethod
     def raw_scores(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B H T S"]:
-        """The attention scores for the arguments of `attend`, before the bias is added."""
+        """Return the attention scores before the bias is added; the arguments are those of `attend`."""
 
     @abstractmethod
     def combine(self, weights: Float[Tensor, "B H T S"], *args: Any, **kwargs: Any) -> Tensor:
-        """The result of `attend`, whose arguments follow, with the given attention weights."""
+        """Return the result of `attend`, computed with the given attention weights."""
 
 
 class MultiHeadAttention(Attention):
-    """Base of self- and cross-attention: heads, grouping, and the output projection W^O (paper 3.2.2).
+    """Base of self-attention and cross-attention with several heads and the output projection W^O (paper 3.2.2).
 
     With n_kv_heads < n_heads, groups of query heads share keys and values (Ainslie et al. 2023).
     """
@@ -198,8 +198,8 @@ class MultiHeadAttention(Attention):
     ) -> None:
         """Create the projections.
 
-        d_key, d_value: widths of a head's queries and keys, and of its values (default: d_model / n_heads).
-        projection: a key of PROJECTIONS.
+        d_key: width of a head's queries and keys. d_value: width of its values. Both are d_model / n_heads by default.
+        projection: "full" or "shared", a key of PROJECTIONS.
         """
         super().__init__()
         self.n_heads, self.n_kv_heads = n_heads, n_kv_heads or n_heads
@@ -213,12 +213,12 @@ class MultiHeadAttention(Attention):
 
     @abstractmethod
     def add_projections(self, project: Callable[..., nn.Module]) -> None:
-        """Create the input projections with `project`, which takes numbers of heads and their widths, `d_head`."""
+        """Create the input projections by calls of `project(heads, d_head=...)` (see `FullProjection`)."""
 
     def attend(
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
     ) -> Float[Tensor, "B T D"]:
-        """Attention of all heads, merged and projected. key, value [B, H_kv, S, K]; bias broadcast to [B, H, T, S]."""
+        """Compute attention of all heads, merge and project it. key, value: [B, H_kv, S, K]."""
         dropout = self.dropout if self.dropout.p else None
         takes_groups = query.is_cuda and (bias is None or bias is CAUSAL)
         if self.n_kv_heads < self.n_heads and not takes_groups:
@@ -255,7 +255,7 @@ class SelfAttention(MultiHeadAttention):
     """Self-attention of a sequence (paper 3.2.3)."""
 
     def add_projections(self, project: Callable[..., nn.Module]) -> None:
-        """Create one layer that projects to queries, keys and values in one product."""
+        """Create the projection to queries, keys and values, which is one product."""
         heads, widths = (self.n_heads, self.n_kv_heads, self.n_kv_heads), (self.d_key, self.d_key, self.d_head)
         self.query_key_value = project(heads, d_head=widths)
 
@@ -268,7 +268,7 @@ class SelfAttention(MultiHeadAttention):
         cache: LayerCache | None = None,
         state: DecoderState | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Attend from x to itself and, in a decoder, to the cached keys; the keys and values of x join the cache."""
+        """Attend from x to itself and, in a decoder, to cached keys; keys and values of x are added to the cache."""
         query, key, value = self.query_key_value(x)
         query, key = rotate(query), rotate(key)
         if cache is not None and state is not None:
@@ -280,7 +280,7 @@ class CrossAttention(MultiHeadAttention):
     """Attention of the decoder to the encoder's output, the memory (paper 3.2.3)."""
 
     def add_projections(self, project: Callable[..., nn.Module]) -> None:
-        """Create a projection of decoder states to queries, and one of the memory to keys and values."""
+        """Create a projection of the decoder's states to queries, and one of the memory to keys and values."""
         self.query = project((self.n_heads,), d_head=(self.d_key,))
         self.key_value = project((self.n_kv_heads, self.n_kv_heads), d_head=(self.d_key, self.d_head))
 

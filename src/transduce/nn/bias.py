@@ -1,4 +1,4 @@
-"""The bias of attention, made from a pattern and a positional scheme: a matrix, or a form that costs less."""
+"""Attention biases, made from a pattern and a positional scheme: as a matrix, or in a form that costs less."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from transduce.nn.patterns import Blocks, CausalPattern, FullPattern, Pattern, S
 from transduce.nn.positions import Positions, Relations
 
 Attend = Callable[..., Tensor]
-"""Attention of (query, key, value, bias=matrix, causal=..., relations=...) with dropout on its weights."""
+"""Function (query, key, value, bias=matrix, causal=..., relations=...) that computes attention."""
 
 _LONG = 1 << 15  # queries times keys from which a fused kernel is faster in training on a CPU
 
 
 def fuses_on_cpu(n_queries: int, n_keys: int) -> bool:
-    """Whether a CPU uses a fused kernel for attention of this size. Only training does, as its rounding may differ."""
+    """Whether a CPU computes attention of this size with a fused kernel, whose rounding only training allows."""
     return n_queries * n_keys >= _LONG and torch.is_grad_enabled()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PatternBias:
-    """A bias of self-attention that is not only a matrix: it may hide later keys, have relations, or be in blocks.
+    """A bias of self-attention that consists of more than a matrix.
 
-    matrix: Numbers that are added to the scores, broadcast to [B, H, T, S] or, with blocks, to [B, H, N, C, E].
-    causal: Whether the kernel also hides later keys, for which it needs no matrix.
+    matrix: Numbers that are added to the scores, broadcast to [B, H, T, S] or, with `blocks`, to [B, H, N, C, E].
+    causal: Whether later keys are hidden, by a kernel with a causal mode. There is then no matrix.
     relations: Vectors that the positional scheme adds to keys and values (Shaw et al. 2018).
     has_key: True for queries that may attend to at least one key; other queries have zero output.
-    blocks: The blocks in which attention is computed; `relations` belong to the first block.
-    all_relations: A function that returns the relations of the whole sequence; used with blocks.
+    blocks: The blocks in which a sparse pattern is computed. `relations` are then the first block's.
+    all_relations: With `blocks`, a function that returns the relations of the whole sequence.
     """
 
     matrix: Tensor | None = None
@@ -55,7 +55,7 @@ class PatternBias:
         return output if blocks is None else blocks.merge(output)
 
     def dense(self, query: Float[Tensor, "B H T K"]) -> Float[Tensor, "*b T S"]:
-        """The bias as a matrix; rows of queries that see no key are minus infinity."""
+        """Return the bias as a matrix; the row of a query that may attend to no key is minus infinity."""
         if self.causal:
             return later_keys(query.shape[2], query.shape[2], query.device)[None, None]
         query = query if self.blocks is None else self.blocks.take(query, self.blocks.queries)
@@ -70,21 +70,21 @@ class PatternBias:
 
 FactorBias = Tensor | PatternBias | None
 Bias = FactorBias | tuple[FactorBias, ...]
-"""The bias of attention: a matrix broadcast to [B, H, T, S], another form of one, or None, which hides nothing.
+"""An attention bias: a matrix broadcast to [B, H, T, S], a `PatternBias`, or None, which hides nothing.
 
-A tuple has the bias of each group of heads (`group_sizes`).
+A tuple contains one bias for each group of heads (`group_sizes`).
 """
 
 CAUSAL = PatternBias(causal=True)
 
 
 def group_sizes(n_heads: int, n_groups: int) -> list[int]:
-    """Numbers of heads in groups as equal as possible; the first have one more if `n_heads` is not divisible."""
+    """Split heads evenly and return the number of heads of each group; a remainder goes to the first groups."""
     return [len(range(i, n_heads, n_groups)) for i in range(n_groups)]
 
 
 def dense_bias(bias: Bias, query: Float[Tensor, "*B T K"]) -> Tensor | None:
-    """Convert any bias to a matrix that is added to the scores; None stays None."""
+    """Convert an attention bias of any form to a matrix, or None if it is None; relations need the `query`."""
     if isinstance(bias, tuple):
         queries = query.split(group_sizes(query.shape[1], len(bias)), dim=1)
         matrices = [(dense_bias(part, q), q) for part, q in zip(bias, queries, strict=True)]
@@ -93,7 +93,7 @@ def dense_bias(bias: Bias, query: Float[Tensor, "*B T K"]) -> Tensor | None:
 
 
 def relations_of(bias: Bias) -> Relations | None:
-    """The relations between all positions in a bias, the same for all heads; None if its scheme has no relations."""
+    """Return the relations between all queries and keys (Shaw et al. 2018) that a bias contains, or None."""
     if isinstance(bias, tuple):
         return relations_of(bias[0])
     if not isinstance(bias, PatternBias):
@@ -102,7 +102,7 @@ def relations_of(bias: Bias) -> Relations | None:
 
 
 def attended(attend: Attend, query: Tensor, key: Tensor, value: Tensor, *, bias: Bias) -> Float[Tensor, "B H T K"]:
-    """Compute attention under any bias by calls of `attend`, one for each group of heads with a pattern of its own."""
+    """Compute attention under a bias of any form; `attend` is called once for each group of heads."""
     if isinstance(bias, tuple):
         sizes = group_sizes(query.shape[1], len(bias))
         groups = zip(*(x.split(sizes, dim=1) for x in (query, key, value)), bias, strict=True)
@@ -118,9 +118,9 @@ def attended(attend: Attend, query: Tensor, key: Tensor, value: Tensor, *, bias:
 def sequence_bias(
     pattern: Pattern, positions: Int[Tensor, " T"], scheme: Positions, *, documents: Int[Tensor, "B T"] | None = None
 ) -> Bias:
-    """The bias of self-attention over a whole sequence; `positions` are 0, 1 and so on.
+    """Return the bias of self-attention over a whole sequence; `positions` are 0, 1, ..., T - 1.
 
-    With `documents`, the number of the document of each token, tokens attend to their own document only.
+    `documents`: each token's document number; tokens attend only to tokens of their own document.
     """
     n = positions.shape[0]
 
@@ -139,9 +139,9 @@ def sequence_bias(
 
 
 def padded_bias(pattern: Pattern, positions: Int[Tensor, " S"], scheme: Positions, mask: Bool[Tensor, "B 1 S"]) -> Bias:
-    """The bias of self-attention over whole padded sequences; `mask` is False at padding.
+    """Return the bias of self-attention over whole padded sequences; `mask` is False at padding.
 
-    A sparse pattern is always computed in blocks: results then do not depend on the longest sequence of a batch.
+    A sparse pattern is always computed in blocks, so that results do not depend on the longest sequence of a batch.
     """
 
     def bias_of(factor: FullPattern, heads: slice) -> FactorBias:
@@ -162,10 +162,10 @@ def step_bias(
     history: Float[Tensor, "B 1 Q C"] | None,
     masked: bool,
 ) -> Bias:
-    """The attention bias of the next tokens (queries) on the cached keys.
+    """Return the bias for attention of a decoder's next tokens (at positions `queries`) to its cached keys.
 
-    The sum of the bias of the positional scheme, `history` (which hides keys, such as padding) and, if `masked`, the
-    mask of the pattern.
+    It is the sum of the positional scheme's bias, of `history` (which hides the keys of other beams), and, if `masked`,
+    of the bias that hides keys outside the pattern.
     """
 
     def bias_of(factor: FullPattern, heads: slice) -> FactorBias:
@@ -179,7 +179,7 @@ def step_bias(
 
 
 def _of_heads(pattern: Pattern, n_heads: int, bias_of: Callable[[FullPattern, slice], FactorBias]) -> Bias:
-    """The bias of all heads or, for a pattern of several factors, the bias of each factor's group of heads."""
+    """Return the bias of all heads or, if the pattern has several factors, a tuple with one bias per group of heads."""
     if not isinstance(pattern, tuple):
         return bias_of(pattern, slice(None))
     ends = [*accumulate(group_sizes(n_heads, len(pattern)), initial=0)]
@@ -187,14 +187,14 @@ def _of_heads(pattern: Pattern, n_heads: int, bias_of: Callable[[FullPattern, sl
 
 
 def _added(scheme: Positions, queries: Tensor, keys: Tensor) -> tuple[Tensor | None, Relations | None]:
-    """The bias that a positional scheme adds to scores, and its relations; each may be None."""
+    """Return a positional scheme's bias on scores and its relations, each None if the scheme has none."""
     return scheme.score_bias(queries, keys), scheme.relations(queries, keys)
 
 
 def _blocked(
     pattern: SparsePattern, blocks: Blocks, positions: Tensor, scheme: Positions, heads: slice, *, groups: Tensor | None
 ) -> FactorBias:
-    """The bias of a pattern in blocks. With `groups` [B, T], tokens attend only to tokens of their group."""
+    """Return the bias of a sparse pattern in blocks; `groups` [B, T]: tokens attend only to tokens of equal number."""
     queries, keys = blocks.queries, blocks.keys
     mask = (pattern.allowed(queries[:, :, None], keys[:, None, :]) & blocks.mask())[None]  # [1, N, C, E]
     if groups is not None:
@@ -208,7 +208,7 @@ def _blocked(
 def _joined(
     pattern: FullPattern, matrix: Tensor | None, added: tuple[Tensor | None, Relations | None], heads: slice
 ) -> FactorBias:
-    """Combine a matrix [B, 1, Q, S] or [B, 1, N, C, E] that hides keys with the result of `_added`."""
+    """Combine a matrix that hides keys, [B, 1, Q, S] or [B, 1, N, C, E], with the result of `_added`."""
     has_key = None
     if pattern.may_be_empty and matrix is not None:
         has_key = (matrix > HIDDEN / 2).any(-1, keepdim=True)

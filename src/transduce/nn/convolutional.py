@@ -17,14 +17,14 @@ from transduce.nn.masks import attention_bias
 from transduce.nn.state import RowState
 
 _HALF = math.sqrt(0.5)
-"""Keeps the variance of a sum of two terms (section 3.4)."""
+"""Factor that keeps the variance when two terms are added (section 3.4)."""
 
 
 def windows(x: Float[Tensor, "B R D"], kernel_size: int) -> Float[Tensor, "B T E"]:
     """Concatenate the vectors of each window of k = `kernel_size` positions: T = R - k + 1, E = k * D.
 
-    A convolution is one product with these vectors. Its rows are independent, so that a sentence's result does not
-    depend on its batch.
+    A convolution is one matrix product with the result. The rows of a product are independent, so that a sentence's
+    result does not depend on its batch.
     """
     if kernel_size == 1:
         return x
@@ -33,7 +33,7 @@ def windows(x: Float[Tensor, "B R D"], kernel_size: int) -> Float[Tensor, "B T E
 
 
 def scaled_linear(n_in: int, n_out: int, *, gain: float = 1.0, bias: bool = True) -> nn.Linear:
-    """A linear layer with weights from N(0, gain / n_in) and bias 0 (section 3.5)."""
+    """Create a linear layer with weights drawn from N(0, variance gain / n_in) and bias 0 (section 3.5)."""
     layer = nn.Linear(n_in, n_out, bias=bias)
     nn.init.normal_(layer.weight, std=math.sqrt(gain / n_in))
     if bias:
@@ -42,10 +42,10 @@ def scaled_linear(n_in: int, n_out: int, *, gain: float = 1.0, bias: bool = True
 
 
 class GatedConvolution(nn.Module):
-    """A * sigmoid(B) with [A; B] = W [x_1; ...; x_k] + b over windows of k positions (section 3.2).
+    """Convolution with a gated linear unit: A * sigmoid(B) with [A; B] = W [x_1; ...; x_k] + b (section 3.2).
 
-    Dropout with probability p multiplies the variance of the input by 1 / (1 - p). The initial weights compensate for
-    dropout and for the gate (section 3.5).
+    Dropout with probability p multiplies the variance of the input by 1 / (1 - p), and the gate reduces the variance of
+    the output; the initial weights compensate for both (section 3.5).
     """
 
     def __init__(self, d_model: int, *, kernel_size: int, dropout: float = 0.0) -> None:
@@ -55,21 +55,21 @@ class GatedConvolution(nn.Module):
         self.expand = scaled_linear(kernel_size * d_model, 2 * d_model, gain=4 * (1 - dropout))
 
     def forward(self, x: Float[Tensor, "B R D"]) -> Float[Tensor, "B T D"]:
-        """The output of every window of x, which the caller has padded: T = R - kernel_size + 1."""
+        """Return the output for every window of x, which is padded already: T = R - kernel_size + 1."""
         return F.glu(self.expand(windows(self.dropout(x), self.kernel_size)))
 
 
 class ConvEncoder(nn.Module):
-    """A stack of gated convolutions over earlier and later positions, with projections to their width and back (3.2).
+    """The encoder of ConvS2S: a projection to d_conv, gated convolutions, a projection back to d_model (section 3.2).
 
-    Each convolution has a residual connection: x <- (x + conv(x)) * sqrt(0.5). Positions outside the sentence are
-    zeros.
+    The windows are centred on their position. Each convolution has a residual connection, x <- (x + conv(x)) *
+    sqrt(0.5). Positions outside the sentence are zeros.
     """
 
     def __init__(
         self, *, n_layers: int, d_model: int, d_conv: int, kernel_size: int, dropout: float = 0.0, n_readers: int = 1
     ) -> None:
-        """`n_readers`: the number of attention layers that read the memory."""
+        """`n_readers`: the number of decoder layers that attend to the memory."""
         super().__init__()
         self.widen = scaled_linear(d_model, d_conv, gain=1 - dropout)
         self.blocks = nn.ModuleList(
@@ -83,10 +83,10 @@ class ConvEncoder(nn.Module):
     def forward(
         self, x: Float[Tensor, "B S D"], *, keep: Bool[Tensor, "B S 1"]
     ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B S D"]]:
-        """The memory and the values (memory + x) * sqrt(0.5) of embedded sentences x; `keep` is False at padding.
+        """Return the memory of the embedded sentences x, and the values of attention, (memory + x) * sqrt(0.5).
 
-        The gradient of the stack, but not the gradient of x, is divided by the number of its uses: every attention
-        layer reads the memory twice (section 3.4 and the authors' code).
+        `keep` is False at padding. The gradient into the stack, but not the gradient into x, is divided by the number
+        of uses of the memory: every attention layer uses it twice (section 3.4 and the authors' code).
         """
         hidden = self.widen(x).to(x.dtype)
         for block in self.blocks:
@@ -96,16 +96,16 @@ class ConvEncoder(nn.Module):
 
 
 def _scale_gradient(x: Tensor, scale: float) -> Tensor:
-    """x, with its gradient multiplied by `scale`."""
+    """Return x, but multiply its gradient by `scale` in the backward pass."""
     return torch.lerp(x.detach(), x, scale) if x.requires_grad else x
 
 
 class MemoryAttention(Attention):
     """Attention of one decoder layer to the memory (section 3.3): a_ij = softmax_j(d_i . z_j), c_i = sum_j a_ij v_j.
 
-    d_i = (W h_i + b + g_i) * sqrt(0.5), with the hidden state h_i and the embedding g_i of the previous token. z_j is
-    the memory, v_j the values. The output is (h_i + W_o c_i sqrt(S) + b_o) * sqrt(0.5) for a sentence of S tokens
-    (section 3.4). W and W_o are multiplied with the memory, once per sentence: (W h) . z = h . (W^T z).
+    d_i = (W h_i + b + g_i) * sqrt(0.5), with the hidden state h_i and the embedding g_i of the previous token; z_j is
+    the memory and v_j its values. For a sentence of S tokens, the output is (h_i + W_o c_i sqrt(S) + b_o) * sqrt(0.5)
+    (section 3.4). W and W_o are applied to the memory instead, once per sentence, as (W h) . z = h . (W^T z).
     """
 
     def __init__(self, *, d_model: int, d_conv: int) -> None:
@@ -118,7 +118,7 @@ class MemoryAttention(Attention):
     def read(
         self, memory: Float[Tensor, "B S D"], values: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S"]
     ) -> dict[str, Tensor]:
-        """Tensors that the layer computes once from the memory: keys and values [B, S, C], a bias on scores [B, 1, S].
+        """Project the memory once per sentence: return keys and values [B, S, C], and a bias on the scores [B, 1, S].
 
         `mask` is False at padding.
         """
@@ -134,19 +134,19 @@ class MemoryAttention(Attention):
     def weights(
         self, hidden: Float[Tensor, "B Q C"], of_embedding: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B 1 Q S"]:
-        """The attention weights for hidden states; `of_embedding`: the products g_i . z_j."""
+        """Return the attention weights of hidden states; `of_embedding`: the products g_i . z_j."""
         return self.raw_scores(hidden, of_embedding, memory).softmax(-1)
 
     def raw_scores(
         self, hidden: Float[Tensor, "B Q C"], of_embedding: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B 1 Q S"]:
-        """The scores d_i . z_j. Their term b . z_j is in the bias of the memory, which also hides padding."""
+        """Return the scores d_i . z_j. Their term b . z_j is in `memory["bias"]`, which also hides padding."""
         products = of_embedding + self.matmul(hidden, memory["keys"].transpose(1, 2))
         return torch.add(memory["bias"], products, alpha=_HALF)[:, None]
 
 
 class ConvDecoder(nn.Module):
-    """A stack of gated convolutions over earlier positions, each followed by attention to the memory (section 3.3)."""
+    """The decoder of ConvS2S: causal gated convolutions, each followed by attention to the memory (section 3.3)."""
 
     def __init__(self, *, n_layers: int, d_model: int, d_conv: int, kernel_size: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class ConvDecoder(nn.Module):
         *,
         n_beams: int,
     ) -> RowState:
-        """The state before the first token: each layer's keys, values and bias of the memory, and zeros as inputs."""
+        """Return the state before the first token: each layer's projections of the memory, and zeros as last inputs."""
         sentences = {"memory": memory}
         for n, attention in enumerate(self.attentions):
             sentences |= {f"{name}.{n}": read for name, read in attention.read(memory, values, mask).items()}
@@ -175,7 +175,7 @@ class ConvDecoder(nn.Module):
         return RowState({f"inputs.{n}": before for n in range(len(self.blocks))}, sentences, n_beams=n_beams)
 
     def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
-        """The next T embedded tokens of every row after all layers; the state advances in place."""
+        """Apply all layers to the next T embedded tokens of every row; `state` is updated in place."""
         known, n_steps = state.sentences, x.shape[1]
         shape = len(known["memory"]), state.n_beams * n_steps, -1
         scores = self.attentions[0].matmul(x.reshape(shape), known["memory"].transpose(1, 2))  # [B, Q, S]

@@ -1,4 +1,4 @@
-"""Types of numbers in mixed precision."""
+"""Data types in mixed precision."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of products of x: autocast's, if it is enabled."""
+    """Return the dtype of matrix products with x: autocast's dtype if it is enabled, else x's."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def wide(x: Tensor) -> Tensor:
-    """x as float32, unless it is wider."""
+    """Convert x to float32, unless its type is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

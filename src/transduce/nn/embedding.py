@@ -14,23 +14,23 @@ from transduce.nn.positions import Positions
 
 
 class SegmentEmbedding(nn.Embedding):
-    """A vector for each segment of a text, such as the two texts of a pair (Devlin et al. 2019)."""
+    """A learned vector for each segment, such as each of two texts in a pair (Devlin et al. 2019)."""
 
     def forward(self, segments: Int[Tensor, "B T"] | None) -> Float[Tensor, "*T D"]:
-        """The vector of each token's segment; without segments, the vector of segment 0, [D]."""
+        """Return the vector of each token's segment number or, for None, segment 0's vector [D]."""
         if segments is None:
             return self.weight[0]
         return super().forward(segments)
 
 
 class TokenTable(nn.Embedding):
-    """The table E of token vectors. If it is tied to the output, it is also the matrix before the softmax (3.4)."""
+    """The embedding matrix E, a vector for each token. It may also be the matrix before the softmax (paper 3.4)."""
 
     linear: Callable[..., Tensor] = staticmethod(F.linear)
-    """Computes x W^T + b; a subclass may replace it by a faster function."""
+    """Function that computes x W^T + b; a subclass may use another implementation."""
 
     def logits(self, hidden: Float[Tensor, "*B D"], bias: Float[Tensor, " V"] | None) -> Float[Tensor, "*B V"]:
-        """Unnormalized log-probabilities of the tokens: hidden E^T + bias."""
+        """Compute the logits of all tokens: hidden E^T + bias."""
         return self.linear(hidden, self.weight, bias)
 
     def loss(
@@ -41,12 +41,12 @@ class TokenTable(nn.Embedding):
         bias: Float[Tensor, " V"] | None = None,
         smoothing: float = 0.1,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Int[Tensor, ""]]:
-        """Compute the logits of `hidden` and their `label_smoothed_loss` for the targets."""
+        """Compute the loss of `targets` from hidden states; `label_smoothed_loss` describes the result."""
         return label_smoothed_loss(hidden, self.weight, targets, bias=bias, smoothing=smoothing, linear=self.linear)
 
 
 class TokenEmbedding(nn.Module):
-    """E[ids] * scale + positions, then a norm if there is one, then dropout. Tied tables share one tensor."""
+    """Embedding of tokens: E[ids] * scale + positions, then an optional norm, and dropout."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class TokenEmbedding(nn.Module):
         norm: nn.Module | None = None,
         alias: tuple[int, int] | None = None,
     ) -> None:
-        """`scale`: factor of the vectors (default: sqrt(d_model)). `alias`: an id, and the id whose vector it uses."""
+        """`scale`: default sqrt(d_model). `alias`: a pair of ids; the first id uses the second id's vector."""
         super().__init__()
         self.table = TokenTable(vocab_size, d_model)
         self.positions = positions
@@ -76,29 +76,29 @@ class TokenEmbedding(nn.Module):
         more: Float[Tensor, "*T D"] | None = None,
         positions: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Vectors of `ids` at positions offset .. offset + T, or at `positions`.
+        """Embed `ids` at the T positions from `offset` on, or at `positions` if given.
 
-        `more`: other vectors to add, such as those of segments.
+        `more`: other vectors to add, such as segment vectors.
         """
         ids = self.aliased(ids)
         x = self.positions.add(self.table(ids) * self.scale, offset, positions)
         return self.dropout(self.norm(x if more is None else x + more))
 
     def aliased(self, ids: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-        """Replace the aliased id, if there is one, by the id whose vector it uses."""
+        """Replace the alias, if there is one, by the id whose vector it uses."""
         return ids if self.alias is None else ids.masked_fill(ids == self.alias[0], self.alias[1])
 
 
 class VectorEmbedding(nn.Module):
-    """W v + b for vectors v such as image patches (Dosovitskiy et al. 2021, equation 1), then positions, norm, dropout.
+    """Embedding of input vectors v, such as image patches (Dosovitskiy et al. 2021, equation 1): W v + b + positions.
 
-    A vector of NaN is padding; it counts as zeros.
+    An optional norm and dropout follow. A vector of NaN is padding and counts as zeros.
     """
 
     def __init__(
         self, width: int, d_model: int, *, positions: Positions, dropout: float = 0.0, norm: nn.Module | None = None
     ) -> None:
-        """`width`: size of an input vector."""
+        """`width`: number of values of an input vector."""
         super().__init__()
         self.projection = nn.Linear(width, d_model)
         self.positions = positions
@@ -108,18 +108,18 @@ class VectorEmbedding(nn.Module):
     def forward(
         self, vectors: Float[Tensor, "B S N"], *, more: Float[Tensor, "*S D"] | None = None
     ) -> Float[Tensor, "B S D"]:
-        """The embedded vectors. `more`: other vectors to add, such as those of segments."""
+        """Embed input vectors. `more`: other vectors to add, such as segment vectors."""
         dtype = self.projection.weight.dtype
-        # in the dtype of the weights, like a table lookup, which autocast does not change
+        # The result has the dtype of the weights, as a table lookup has: autocast must not change it.
         x = self.projection(vectors.nan_to_num().to(dtype)).to(dtype)
         x = x if more is None else x + more
         return self.dropout(self.norm(self.positions.add(x, 0, None)))
 
 
 def piece_vectors(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that embed tokens or input vectors: their outputs [B, T, D] do not include positions.
+    """Yield the modules whose outputs [B, T, D] are embeddings of tokens or input vectors, without positions.
 
-    A forward hook on these modules can change the vectors.
+    A forward hook on these modules can change the embeddings.
     """
     for module in model.modules():
         if isinstance(module, TokenEmbedding):

@@ -20,9 +20,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """The paper's feed-forward network: expand to d_ff, activate, contract; position by position.
+    """The paper's feed-forward network, applied to each position: expand to d_ff, activate, contract.
 
-    All variants take the same arguments; only convolutional ones use `kernel_size` and `causal`.
+    Subclasses take the same arguments. Only `ConvFeedForward` uses `kernel_size` and `causal`.
     """
 
     convolves: ClassVar[bool] = False
@@ -53,12 +53,12 @@ class FeedForward(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], keep: Tensor | None = None, history: list[Tensor] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """Transform x position by position; only `ConvFeedForward` uses `keep` and `history`."""
+        """Transform each position of x. `keep` and `history` are arguments of `ConvFeedForward`, not used here."""
         return self.contract(self.dropout(self.activate(self.expand(x))))
 
 
 class GatedFeedForward(FeedForward):
-    """(activate(x W) * x V) W2 (Shazeer 2020, GLU variants): W and V are one matrix of 2 d_ff rows."""
+    """Gated feed-forward network: (activate(x W) * x V) W2 (Shazeer 2020). W and V are packed in one weight."""
 
     n_packed = 2
 
@@ -68,10 +68,10 @@ class GatedFeedForward(FeedForward):
 
 
 class ConvFeedForward(FeedForward):
-    """The feed-forward as two convolutions over positions (paper 3.3: "two convolutions with kernel size 1").
+    """Feed-forward network as two convolutions over positions (paper 3.3: "two convolutions with kernel size 1").
 
-    With kernel size 1 it equals `FeedForward`. A wider kernel sees neighbours: on both sides in an encoder, only
-    earlier ones in a decoder. Padding and positions outside the sequence count as zero.
+    With kernel size 1 it equals `FeedForward`. A wider kernel also reads neighbouring positions: on both sides in an
+    encoder, only earlier positions if `causal`. Padding and positions outside the sequence count as zero.
     """
 
     convolves = True
@@ -80,10 +80,10 @@ class ConvFeedForward(FeedForward):
         return nn.Conv1d(n_inputs, n_outputs, self.kernel_size, bias=bias)
 
     def forward(self, x: Tensor, keep: Tensor | None = None, history: list[Tensor] | None = None) -> Tensor:
-        """Convolve x [B, T, D]; `keep` [B, T, 1] is False at padding.
+        """Apply both convolutions to x [B, T, D]; `keep` [B, T, 1] is False at padding.
 
-        `history`: the last inputs of both convolutions, updated in place. Incremental decoding passes an empty list to
-        the first step and the same list to later steps.
+        `history`: in incremental decoding, a list that is empty at the start and passed from step to step. It holds the
+        last inputs of both convolutions and is updated in place.
         """
         hidden = self._convolve(self.expand, x, keep, history, 0)
         return self._convolve(self.contract, self.dropout(self.activate(hidden)), keep, history, 1)

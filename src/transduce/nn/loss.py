@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy of a large vocabulary, without holding all logits (paper 5.4)."""
+"""Label-smoothed cross-entropy (paper 5.4) for a large vocabulary, computed without holding all logits in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transduce.nn.dtypes import wide
 from transduce.nn.masks import PAD
 
 _LOGITS_AT_ONCE = 1 << 22
-_FEWEST_TOKENS = 1 << 10  # smallest part of the vocabulary that is computed at once
+_FEWEST_TOKENS = 1 << 10  # smallest number of tokens of the vocabulary whose logits are computed at once
 
 
 def label_smoothed_loss(
@@ -27,10 +27,10 @@ def label_smoothed_loss(
     smoothing: float = 0.1,
     linear: Callable[..., Tensor] = F.linear,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Int[Tensor, ""]]:
-    """(sum of smoothed losses, sum of -log p(target), number of targets), in nats, without padding (paper 5.4).
+    """Return (sum of smoothed losses, sum of -log p(target), number of targets), in nats, without padding (paper 5.4).
 
     The target distribution is (1 - smoothing) on the target plus smoothing / V on every token of the vocabulary. Logits
-    are `hidden` times the transposed `weight`, plus `bias`. Only the first sum carries a gradient.
+    are `hidden` times the transposed `weight`, plus `bias`. Only the first sum has a gradient.
     """
 
     def chunk_loss(rows: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,10 +55,11 @@ def consistency_loss(
     symmetric: bool,
     smoothing: float = 0.1,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """(sum of losses, sum of -log p(target)) for hidden states of two passes over the same targets, without padding.
+    """Return (sum of losses, sum of -log p(target)) of two passes with different dropout, without padding, in nats.
 
-    L(p, q) = smoothed loss of p + `strength` * KL(p || q), of the distributions p and q of the two passes (Gao et al.
-    2022, equation 6); `symmetric`: the mean of L(p, q) and L(q, p), half the loss of Liang et al. 2021, equation 4.
+    `first`, `second`: the hidden states of the passes, which predict distributions p and q. The loss is L(p, q) =
+    smoothed loss of p + `strength` * KL(p || q) (Gao et al. 2022, equation 6) or, if `symmetric`, the mean of L(p, q)
+    and L(q, p), which is half the loss of Liang et al. 2021, equation 4. `logits`: from hidden states to logits.
     """
     rows = first.flatten(0, 1), second.flatten(0, 1), targets.flatten()
     n_at_once = max(1, _LOGITS_AT_ONCE // (2 * vocab_size))
@@ -73,7 +74,7 @@ def consistency_loss(
 
 
 class _ConsistencyLoss(torch.autograd.Function):
-    """Autograd function of `consistency_loss`, from logits; the forward pass also computes the gradients."""
+    """Autograd function of `consistency_loss`. Its inputs are logits; the forward pass also computes the gradients."""
 
     @staticmethod
     def forward(ctx, first, second, gold, strength, smoothing):  # type: ignore[no-untyped-def]
@@ -99,7 +100,7 @@ class _ConsistencyLoss(torch.autograd.Function):
 def _smoothed(
     log_p: Float[Tensor, "N V"], gold: Int[Tensor, " N"], smoothing: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """The sums of the smoothed loss and of -log p(target) over rows."""
+    """Return the sum of the smoothed losses and the sum of -log p(target) over all rows, without padding."""
     nll = F.nll_loss(log_p, gold, ignore_index=PAD, reduction="sum")
     if not smoothing:
         return nll, nll
@@ -116,9 +117,9 @@ def frozen_label_smoothed_loss(
     bias: Float[Tensor, " W"] | None = None,
     smoothing: float = 0.1,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Int[Tensor, ""]]:
-    """`label_smoothed_loss` for a frozen `weight` of any type, followed by trained rows `new`, and a frozen bias.
+    """Compute `label_smoothed_loss` for an output matrix of frozen rows `weight`, of any type, and trained rows `new`.
 
-    The loss is computed in parts of the vocabulary, so that memory never holds all logits or a copy of the weight.
+    `bias` is frozen. The vocabulary is processed in parts, so that memory never holds all logits or a copy of `weight`.
     """
     rows, gold = hidden.flatten(0, 1), targets.flatten()
     wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (rows, new))

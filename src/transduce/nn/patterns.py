@@ -1,7 +1,7 @@
-"""Attention patterns: which keys a query may attend to, by their positions, and the blocks of sparse patterns.
+"""Attention patterns, which decide by position if a query may attend to a key, and blocks that compute sparse patterns.
 
-Full, causal and local attention, and the factors of the Sparse Transformer. To add a pattern, write a class and a row
-of PATTERNS.
+Full, causal and local attention, and the factors of the Sparse Transformer (Child et al. 2019). To add a pattern, write
+a class and add a row to PATTERNS.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MIN_BLOCK = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """N blocks of C queries and E keys each that contain all pairs of a sparse pattern, for a sequence of n positions.
+    """N blocks of C queries and E keys that together contain all (query, key) pairs of a sparse pattern.
 
-    queries, keys: Positions. Positions below 0 and from n on are padding. Every position from 0 to n - 1 is a query of
-    one block. Query c and key e are equally far apart in every block, so positional scores of the first block hold for
-    all.
+    queries, keys: Positions in a sequence of n; positions below 0 and from n on are padding. Every position from 0 to
+    n - 1 is a query of exactly one block. Query c and key e have the same distance in every block, so that positional
+    scores of the first block hold for all blocks.
     """
 
     n: int
@@ -34,26 +34,26 @@ class Blocks:
     keys: Int[Tensor, "N E"]
 
     def worthwhile(self) -> bool:
-        """Whether blocks cost less than all pairs of a query and a key."""
+        """Whether computing the blocks costs less than computing all pairs of a query and a key."""
         return self.n > 2 * MIN_BLOCK and self.queries.numel() * self.keys.shape[1] < self.n**2
 
     def take(self, x: Shaped[Tensor, "B H T K"], positions: Int[Tensor, "N C"]) -> Shaped[Tensor, "B H N C K"]:
-        """Gather the vectors at the positions of the blocks; padding positions get arbitrary vectors."""
+        """Return the vectors of x at the blocks' query or key `positions`; padding gets arbitrary vectors."""
         rows = x.flatten(0, 1).index_select(1, positions.clamp(0, self.n - 1).flatten())
         return rows.view(*x.shape[:2], *positions.shape, -1)
 
     def merge(self, y: Shaped[Tensor, "B H N C K"]) -> Shaped[Tensor, "B H T K"]:
-        """Arrange the outputs of the blocks' queries in the order of the sequence."""
+        """Reorder the outputs of the blocks' queries into the order of the sequence."""
         order = self.queries.flatten().argsort()[: self.n]
         return y.flatten(0, 1).flatten(1, 2).index_select(1, order).unflatten(0, y.shape[:2])
 
     def mask(self) -> Bool[Tensor, "N C E"]:
-        """Mask of the pairs in which neither query nor key is padding."""
+        """Return a mask that is True for pairs in which neither the query nor the key is padding."""
         queries, keys = ((x >= 0) & (x < self.n) for x in (self.queries, self.keys))
         return queries[:, :, None] & keys[:, None, :]
 
     def dense(self, x: Shaped[Tensor, "B H N C E"], *, other: float) -> Shaped[Tensor, "B H T T"]:
-        """Arrange the blocks' values for pairs of query and key as a matrix, with `other` for pairs in no block."""
+        """Arrange the values of the blocks' pairs as a matrix; pairs outside all blocks get the value `other`."""
         mask = self.mask()
         rows, columns = self.queries[:, :, None].expand_as(mask)[mask], self.keys[:, None, :].expand_as(mask)[mask]
         matrix = x.new_full((*x.shape[:2], self.n, self.n), other)
@@ -62,53 +62,53 @@ class Blocks:
 
 
 def parts(n: int, size: int, device: torch.device) -> Int[Tensor, "N C"]:
-    """Divide the positions 0 to n - 1 into parts of `size` positions. The last part may contain positions from n on."""
+    """Cut the positions 0 .. n - 1 into rows of `size` positions. The last row may continue beyond n - 1."""
     n_parts = -(-n // size)
     return torch.arange(n_parts * size, device=device).view(n_parts, size)
 
 
 def padded(keys: Int[Tensor, "N E"], n: int) -> Int[Tensor, "N P"]:
-    """Pad the key positions of blocks to a multiple of WIDTH, so that sums do not depend on the batch's length."""
+    """Pad key positions with n to a multiple of WIDTH, so that sums do not depend on the length of the batch."""
     return F.pad(keys, (0, -keys.shape[1] % WIDTH), value=n)
 
 
 class FullPattern:
-    """Full attention, the default of encoders: every query may attend to every key."""
+    """The pattern of an encoder: every query may attend to every key. Also the base of all patterns."""
 
     contiguous = True
     """Whether the last query may attend to all keys from `first_key` on."""
     may_be_empty = False
-    """Whether there may be queries without any key to attend to."""
+    """Whether there may be queries that cannot attend to any key."""
 
     def allowed(self, queries: Int[Tensor, "*q"], keys: Int[Tensor, "*k"]) -> Bool[Tensor, "*s"]:
-        """Whether the query at one position may attend to the key at another; elementwise, with broadcasting."""
+        """Whether queries may attend to keys, given the positions of both; elementwise, with broadcasting."""
         return torch.ones_like(keys, dtype=torch.bool)
 
     def mask(self, queries: Int[Tensor, " Q"], keys: Int[Tensor, " S"]) -> Bool[Tensor, "Q S"]:
-        """The matrix of `allowed` for all queries and keys."""
+        """Return the attention mask for all pairs of a query position and a key position."""
         return self.allowed(queries[:, None], keys[None, :]).expand(queries.shape[0], -1)
 
     def first_key(self, position: int) -> int:
-        """The first position that queries at `position` and later may attend to."""
+        """Return the first position that a query at `position` or later may attend to."""
         return 0
 
 
 class CausalPattern(FullPattern):
-    """Causal attention, as in a decoder: a query may attend to its own and to earlier positions (paper 3.2.3)."""
+    """The pattern of a decoder: a query may attend to its own position and to earlier positions (paper 3.2.3)."""
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
         return keys <= queries
 
 
 class SparsePattern(FullPattern, ABC):
-    """Base of sparse patterns, which divide a sequence into parts of `size` positions. `causal` hides later keys."""
+    """Base of sparse patterns with parts of `size` positions; `causal` patterns hide later keys."""
 
     def __init__(self, size: int, *, causal: bool = True) -> None:
         self.size, self.causal = size, causal
 
     @abstractmethod
     def related(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Whether a query and a key are related by the pattern, apart from causality."""
+        """Whether the pattern connects queries with keys (positions, elementwise), apart from causality."""
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
         related = self.related(queries, keys)
@@ -116,7 +116,7 @@ class SparsePattern(FullPattern, ABC):
 
     @abstractmethod
     def blocks(self, n: int, device: torch.device) -> Blocks:
-        """Return blocks that contain all pairs of the pattern for n positions, and few other pairs."""
+        """Return the blocks for a sequence of n positions; their number of pairs grows as the pattern's pairs do."""
 
 
 class LocalPattern(SparsePattern):
@@ -132,7 +132,7 @@ class LocalPattern(SparsePattern):
         return max(0, position - self.size + 1)
 
     def blocks(self, n: int, device: torch.device) -> Blocks:
-        """Make a block of each part: queries of the part, keys of it, the part before and, unless causal, after it."""
+        """Return one block per part: its keys are its own part, the part before and, in an encoder, the part after."""
         queries = parts(n, max(self.size, MIN_BLOCK), device)
         shifts = range(-1, 1 if self.causal else 2)
         return Blocks(n, queries, torch.cat([queries + shift * queries.shape[1] for shift in shifts], 1))
@@ -147,7 +147,7 @@ class StridedPattern(SparsePattern):
         return queries % self.size == keys % self.size
 
     def blocks(self, n: int, device: torch.device) -> Blocks:
-        """Block i contains the i-th position of each part."""
+        """Return `size` blocks; block i consists of the i-th position of each part."""
         columns = parts(n, self.size, device).T
         return Blocks(n, columns, padded(columns, n))
 
@@ -179,14 +179,14 @@ class SummaryPattern(SparsePattern):
         return keys % self.size >= self.size - self.summary
 
     def blocks(self, n: int, device: torch.device) -> Blocks:
-        """One block of all queries; its keys are the last positions of all parts."""
+        """Return a single block, with all positions as queries and the ends of all parts as keys."""
         ends = parts(n, self.size, device)[:, -self.summary :].flatten()
         return Blocks(n, torch.arange(n, device=device)[None], padded(ends[None], n))
 
 
 Factors = tuple[FullPattern, ...]
 Pattern = FullPattern | Factors
-"""The pattern of a layer: of all heads, or a factor for each group of heads (Child et al. 2019, 4.3, the third way)."""
+"""A layer's pattern: one for all heads, or one factor for each group of heads (Child et al. 2019, 4.3, third way)."""
 
 PATTERNS: dict[str, Callable[..., Factors]] = {
     "full": lambda size, summary, causal: (CausalPattern() if causal else FullPattern(),),
@@ -197,22 +197,22 @@ PATTERNS: dict[str, Callable[..., Factors]] = {
         SummaryPattern(size, summary, causal=causal),
     ),
 }
-"""The factors of each pattern of whole stacks, from the window (the paper's stride l) and the summary (c)."""
+"""Functions (size, summary, causal) that make a pattern's factors; in the paper, size is l and summary is c."""
 
 SPREADS: dict[str, Callable[[Factors], tuple[Pattern, ...]]] = {
     "heads": lambda factors: (factors,),
     "layers": lambda factors: factors,
 }
-"""Functions that distribute factors: the patterns of the layers, one after another and again from the first."""
+"""Functions that distribute a pattern's factors over heads or over layers; layers use the resulting tuple in turn."""
 
 
 def make_patterns(
     name: str, *, size: int = 0, summary: int = 0, spread: str = "heads", causal: bool
 ) -> tuple[Pattern, ...]:
-    """The attention patterns of a stack; of n patterns, layer i uses pattern i mod n.
+    """Make the attention patterns of a stack of layers; of the n patterns returned, layer i uses number i mod n.
 
-    `size`: the window or stride. `summary`: summary positions of a block. `spread`: whether the factors of a sparse
-    pattern belong to different heads or to different layers (a key of `SPREADS`).
+    `size`: the window or stride, in positions. `summary`: number of summary positions of a block. `spread`: whether the
+    factors of a sparse pattern belong to different "heads" or to different "layers".
     """
     factors = PATTERNS[name](size, summary, causal)
     return factors if len(factors) == 1 else SPREADS[spread](factors)

@@ -1,4 +1,4 @@
-"""From the vectors of a text to one vector: the POOLINGS table. Padding is ignored."""
+"""Pool the token vectors of a text into one vector, ignoring padding. POOLINGS is the table of methods."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from transduce.nn.convolutional import windows
 
 Pool = Callable[[Float[Tensor, "B S D"], Bool[Tensor, "B S"]], Float[Tensor, "B D"]]
-"""Takes vectors and their mask, False at padding; the first vector of a row is never padding."""
+"""Function that pools vectors, given a mask that is False at padding; the first vector of a row is never padding."""
 
 
 def first(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
-    """The vector of the first token: BERT's [CLS] (Devlin et al. 2019, section 3)."""
+    """Return the vector of each text's first token, which is [CLS] in BERT (Devlin et al. 2019, section 3)."""
     return x[:, 0]
 
 
@@ -26,12 +26,12 @@ def mean(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, 
 
 
 def maximum(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
-    """The largest value of each column over the tokens (Collobert et al. 2011; Kim 2014)."""
+    """Return the maximum of each column over a text's tokens (Collobert et al. 2011; Kim 2014)."""
     return x.masked_fill(~real[:, :, None], float("-inf")).amax(1)
 
 
 class Pooler(nn.Module):
-    """tanh(W x + b) of the pooled vector x: BERT's, with any way of pooling."""
+    """BERT's pooler, tanh(W x + b), for a vector x pooled by any function (default: the first token's vector)."""
 
     def __init__(self, d_model: int, *, bias: bool, pool: Pool = first) -> None:
         super().__init__()
@@ -43,9 +43,9 @@ class Pooler(nn.Module):
 
 
 class ConvPooler(nn.Module):
-    """The largest value of each column of max(0, W [x_t-1; x_t; x_t+1] + b) over the tokens t (Kim 2014, section 2).
+    """A convolution of width 3 with ReLU, then the maximum of each column over the tokens (Kim 2014, section 2).
 
-    It reads three neighbouring tokens at a time and so learns short phrases from far less text than attention.
+    max_t max(0, W [x_t-1; x_t; x_t+1] + b). It learns short phrases from far less text than attention.
     """
 
     def __init__(self, d_model: int, *, bias: bool) -> None:
@@ -63,4 +63,4 @@ POOLINGS: dict[str, Callable[..., nn.Module]] = {
     "max": partial(Pooler, pool=maximum),
     "conv": ConvPooler,
 }
-"""By `model.pooling`: makes the module from d_model and `bias`."""
+"""Poolers by the value of the setting `model.pooling`; each is made from `d_model` and `bias`."""

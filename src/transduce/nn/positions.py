@@ -17,14 +17,14 @@ from torch.nn import functional as F
 
 Rotate = Callable[[Tensor], Tensor]
 Matmul = Callable[[Tensor, Tensor], Tensor]
-"""A product of batches of matrices."""
+"""Function that multiplies batches of matrices."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relations:
-    """Vectors added to keys and to values, chosen by the relation of query and key (Shaw et al. 2018).
+    """Relations between queries and keys; each relation adds a vector to keys and to values (Shaw et al. 2018).
 
-    index: The number of the relation of each query and key, broadcast to [..., Q, S].
+    index: The relation's number for each query and key, broadcast to [..., Q, S].
     """
 
     index: Int[Tensor, "*b Q S"]
@@ -32,14 +32,14 @@ class Relations:
     value_vectors: Float[Tensor, "R K"]
 
     def scores(self, query: Float[Tensor, "*B Q K"], *, matmul: Matmul = torch.matmul) -> Float[Tensor, "*B Q S"]:
-        """q_i a_ij^K / sqrt(K), the second term of equation 4, from one product with all vectors (section 3.3)."""
+        """Return the relations' part of the scores, q_i a_ij^K / sqrt(K), the second term of equation 4."""
         vectors = self.key_vectors.T.expand(*query.shape[:-2], -1, -1)
         of_each = matmul(query, vectors) / math.sqrt(query.shape[-1])  # [..., Q, R]
         return of_each.gather(-1, self.index.expand(*of_each.shape[:-1], -1))
 
     def values(self, weights: Float[Tensor, "*B Q S"], *, matmul: Matmul = torch.matmul) -> Float[Tensor, "*B Q K"]:
-        """sum_j alpha_ij a_ij^V, the second term of equation 3: weights are summed by relation first."""
-        of_each = weights.new_zeros(*weights.shape[:-1], len(self.value_vectors))
+        """Return the relations' part of the output, sum_j alpha_ij a_ij^V, the second term of equation 3."""
+        of_each = weights.new_zeros(*weights.shape[:-1], len(self.value_vectors))  # sums over equal relations
         of_each = of_each.scatter_add(-1, self.index.expand(weights.shape), weights)
         vectors = self.value_vectors.to(weights.dtype).expand(*weights.shape[:-2], -1, -1)
         return matmul(of_each, vectors)
@@ -48,17 +48,16 @@ class Relations:
 class Positions(nn.Module):
     """A positional scheme.
 
-    The base class does nothing; a subclass overrides at most one hook, and `setup` if it has weights.
+    The base class does nothing. A subclass overrides at most one of four methods, and `setup` if it has weights:
 
-    vectors: are added to the embeddings.
-    rotation: changes queries and keys of self-attention.
-    score_bias: is added to the scores of self-attention.
-    relations: add vectors to the keys and values of self-attention.
+    vectors: the vectors that are added to the embeddings.
+    rotation: a rotation of the queries and keys of self-attention.
+    score_bias: a bias that is added to the scores of self-attention.
+    relations: vectors that are added to the keys and values of self-attention.
 
-    trains_in_attention: whether it has weights that only self-attention uses.
-
-    All but `vectors` must depend on relative distances only. A scheme belongs to one stack; all its layers
-    share the scheme's weights. The hooks are called once per forward.
+    Except for `vectors`, results must depend only on distances between positions. A scheme belongs to one stack, whose
+    layers share its weights (`trains_in_attention`: whether only self-attention uses them). The methods are called once
+    per forward.
     """
 
     trains_in_attention: ClassVar[bool] = False
@@ -66,7 +65,7 @@ class Positions(nn.Module):
     def __init__(
         self, *, d_model: int, d_head: int, max_positions: int, n_heads: int = 1, causal: bool = False
     ) -> None:
-        """`causal`: the stack is a decoder, whose keys never come after their query."""
+        """`causal`: whether the stack is a decoder, in which queries attend to no later keys."""
         super().__init__()
         self.d_model, self.d_head, self.n_heads = d_model, d_head, n_heads
         self.max_positions, self.causal = max_positions, causal
@@ -77,36 +76,36 @@ class Positions(nn.Module):
 
     @classmethod
     def problem(cls, *, d_key: int, d_value: int) -> str | None:
-        """Return an error message if the scheme does not work with heads of these widths, otherwise None."""
+        """Return an error message if the scheme does not support these widths of a head, or None."""
         return None
 
     def vectors(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Float[Tensor, "N D"] | None:
-        """Embeddings of the positions offset .. offset + n, which are added to token embeddings, or None."""
+        """Return the vectors to add to the embeddings of the n positions from `offset` on; None for no vectors."""
         return None
 
     @final
     def add(
         self, x: Float[Tensor, "B T D"], offset: int = 0, positions: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """Add to x the embeddings of the positions offset .. offset + T, or of `positions`, which are all below T."""
+        """Add to x the vectors of the T positions from `offset` on, or of `positions`, which must be below T."""
         vectors = self.vectors(x.shape[1], offset=offset, device=x.device)
         if vectors is None:
             return x
         return x + (vectors if positions is None else F.embedding(positions, vectors)).to(x.dtype)
 
     def rotation(self, positions: Int[Tensor, " T"]) -> Rotate:
-        """A function that rotates queries or keys [B, H, T, K] at these positions."""
+        """Return a function that rotates queries or keys [B, H, T, K] at these positions."""
         return unchanged
 
     def score_bias(self, queries: Int[Tensor, " Q"], keys: Int[Tensor, " S"]) -> Float[Tensor, "H Q S"] | None:
-        """A bias on the scores of queries and keys at these positions; None for no bias.
+        """Return a bias on the attention scores of queries and keys at these positions; None for no bias.
 
-        Keys may come after their query (they are masked later) and positions need not be consecutive.
+        Positions need not be consecutive. Keys may be later than a query even in a decoder, where they are masked.
         """
         return None
 
     def relations(self, queries: Int[Tensor, " Q"], keys: Int[Tensor, " S"]) -> Relations | None:
-        """The relations of queries and keys at these positions, as for `score_bias`, or None."""
+        """Return the relations of queries and keys at these positions; None for no relations."""
         return None
 
 
@@ -115,7 +114,7 @@ def unchanged(x: Tensor) -> Tensor:
 
 
 def document_positions(documents: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """The position of each token in its own document; `documents` is the number of each token's document.
+    """Return the position of each token in its document; `documents` has the document number of each token.
 
     >>> document_positions(torch.tensor([[0, 0, 1, 1, 1, 2]])).tolist()
     [[0, 1, 0, 1, 2, 0]]
@@ -126,11 +125,14 @@ def document_positions(documents: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
 
 
 TABLE_ROWS = 1 << 14
-"""Number of positions whose sinusoids are kept in memory; later ones are computed on demand."""
+"""Number of positions whose sinusoids are kept in memory; the sinusoids of later positions are computed on demand."""
 
 
 def sinusoids(n_positions: int, d_model: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
-    """PE(p, 2i) = sin(a), PE(p, 2i+1) = cos(a), a = p / 10000^(2i/d): [n_positions, d_model], float32 (paper 3.5)."""
+    """Compute the paper's sinusoids (3.5) for positions from `offset` on: [n_positions, d_model], float32.
+
+    PE(pos, 2i) = sin(pos / 10000^(2i/d)) and PE(pos, 2i+1) = cos(pos / 10000^(2i/d)).
+    """
     position = torch.arange(offset, offset + n_positions, dtype=torch.float64, device=device)
     even = torch.arange(0, d_model, 2, dtype=torch.float64, device=device)
     angle = position[:, None] * torch.exp(even * (-math.log(10000.0) / d_model))
@@ -138,22 +140,22 @@ def sinusoids(n_positions: int, d_model: int, *, offset: int = 0, device: torch.
 
 
 def halves(d_model: int) -> Int[Tensor, " D"]:
-    """The indices of the columns of `sinusoids` with all sines first, then all cosines, as in `sinusoidal_halves`."""
+    """Return the numbers of the columns of `sinusoids`: first of all sines, then of all cosines."""
     return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
 
 
 class SinusoidalPositions(Positions):
-    """The paper's fixed sinusoids (3.5); any length."""
+    """The paper's fixed sinusoids (3.5), for sequences of any length."""
 
     def setup(self) -> None:
-        """Compute the first rows. On the meta device, where `arange` would import torch's compiler, only a shape."""
+        """Compute the table of the first positions. On the meta device, `arange` would import PyTorch's compiler."""
         n = min(self.max_positions, TABLE_ROWS)
         on_meta = torch.get_default_device().type == "meta"
         self.register_buffer("table", torch.empty(n, self.d_model) if on_meta else self._rows(n), persistent=False)
         self.table: Tensor
 
     def _rows(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
-        """The vectors of positions offset .. offset + n, [n, D]."""
+        """Compute the vectors [n, D] of the n positions from `offset` on."""
         return sinusoids(n, self.d_model, offset=offset, device=device)
 
     def vectors(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
@@ -164,7 +166,7 @@ class SinusoidalPositions(Positions):
 class HalvedSinusoidalPositions(SinusoidalPositions):
     """The sinusoids of transformers' MarianMTModel: all sines in the first half of the columns, then all cosines.
 
-    A model with this order equals a model with the paper's order if the columns of its residual stream are permuted.
+    Permuting the columns of its residual stream turns a model with this order into a model with the paper's order.
     """
 
     def _rows(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
@@ -173,13 +175,13 @@ class HalvedSinusoidalPositions(SinusoidalPositions):
 
 
 class MarianPositions(SinusoidalPositions):
-    """Sinusoids of Marian and Tensor2Tensor: all sines before all cosines.
+    """Marian's sinusoids, which are Tensor2Tensor's too: all sines before all cosines.
 
     The wavelengths are a geometric series from 2 pi to exactly 10000 * 2 pi; the paper's series ends just before.
     """
 
     first = 0
-    """The position whose sinusoids the first token gets."""
+    """Number that the formula uses for position 0."""
 
     def _rows(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
         half = self.d_model // 2
@@ -196,13 +198,13 @@ class FairseqPositions(MarianPositions):
 
 
 class LearnedPositions(Positions):
-    """A learned vector for each of `max_positions` positions (paper table 3, row E)."""
+    """A learned vector for each of the first `max_positions` positions (paper table 3, row E)."""
 
     def setup(self) -> None:
         self.embedding = nn.Embedding(self.max_positions, self.d_model)
 
     def vectors(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
-        """The vectors of positions offset .. offset + n. Raises `ValueError` past `max_positions`."""
+        """Return the vectors of the n positions from `offset` on; raise `ValueError` past `max_positions`."""
         if offset + n > self.max_positions:
             raise ValueError(f"a sequence of {offset + n} tokens; there are {self.max_positions} learned positions")
         return self.embedding.weight[offset : offset + n]
@@ -214,17 +216,20 @@ CLIP = 16
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of the last axis of x [..., T, K] as K/2 planes, by angles [T, K/2] (section 3.4)."""
+    """Rotate x [..., T, K] by angles given as cosines and sines [T, K/2] (Su et al. 2021, section 3.4).
+
+    Column i of the first half and column i of the second half are the coordinates of plane i.
+    """
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 class RotaryPositions(Positions):
-    """Rotary positions (Su et al. 2021): plane i of a query or key at position p is rotated by p * 10000^(-2i/K)."""
+    """Rotary positions (Su et al. 2021): plane i of queries and keys at position p is rotated by p * 10000^(-2i/K)."""
 
     @classmethod
     def problem(cls, *, d_key: int, d_value: int) -> str | None:
-        """Return an error message if the width of keys is odd and so cannot be divided into planes, otherwise None."""
+        """Return an error message if the width of queries and keys is odd, which leaves a column without a plane."""
         return f"rotary positions need an even head width, not {d_key}" if d_key % 2 else None
 
     def rotation(self, positions: Tensor) -> Rotate:
@@ -233,14 +238,14 @@ class RotaryPositions(Positions):
         return lambda x: rotate_pairs(x, cos, sin)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all planes [T, K/2] at these positions."""
+        """Return the cosines and the sines [T, K/2] of all planes' angles at these positions."""
         plane = torch.arange(0, self.d_head, 2, dtype=torch.float32, device=positions.device)
         angle = positions.to(torch.float32)[:, None] * torch.exp(plane * (-math.log(10000.0) / self.d_head))
         return angle.cos(), angle.sin()
 
 
 def slopes(n_heads: int) -> list[float]:
-    """The slope of each of n heads in ALiBi: a geometric sequence from 2^(-8/n) to 2^-8.
+    """Return ALiBi's slope of each of n heads: a geometric sequence from 2^(-8/n) to 2^-8.
 
     If n is not a power of two: the slopes for the next lower power, then every other slope for the next higher power.
     """
@@ -250,7 +255,7 @@ def slopes(n_heads: int) -> list[float]:
 
 
 class AlibiPositions(Positions):
-    """ALiBi (Press et al. 2022): the bias of head h is -slope_h * |distance|, in an encoder in both directions."""
+    """ALiBi (Press et al. 2022): the scores of head h get the bias -slope_h * |distance|, in encoders and decoders."""
 
     def setup(self) -> None:
         self.register_buffer("slopes", torch.tensor(slopes(self.n_heads)), persistent=False)
@@ -262,10 +267,11 @@ class AlibiPositions(Positions):
 
 
 def buckets(queries: Tensor, keys: Tensor, *, causal: bool) -> Tensor:
-    """The bucket of each distance, [Q, S].
+    """Return T5's bucket number [Q, S] of each distance between a query position and a key position.
 
-    Small distances have a bucket each; larger ones share buckets whose width grows logarithmically, up to MAX_DISTANCE,
-    beyond which all share one bucket. Without `causal`, keys before and after a query have half of the buckets each.
+    Each small distance has its own bucket. Larger distances share buckets whose width grows exponentially, and all
+    distances from MAX_DISTANCE on share the last bucket. In a decoder (`causal`) all buckets are for earlier keys; in
+    an encoder half of the buckets are for later keys.
     """
     distance = queries[:, None] - keys[None, :]
     n_buckets, first = (N_BUCKETS, 0) if causal else (N_BUCKETS // 2, (distance < 0) * (N_BUCKETS // 2))
@@ -277,7 +283,7 @@ def buckets(queries: Tensor, keys: Tensor, *, causal: bool) -> Tensor:
 
 
 class T5Positions(Positions):
-    """T5's learned bias per head and bucket of distances (Raffel et al. 2020, section 2.1), shared by all layers."""
+    """T5's positions (Raffel et al. 2020, 2.1): all layers share a learned bias per head and bucket of distances."""
 
     trains_in_attention = True
 
@@ -289,16 +295,16 @@ class T5Positions(Positions):
 
 
 class ShawPositions(Positions):
-    """Relative position representations (Shaw et al. 2018): a vector per distance is added to each key and value.
+    """Relative position representations (Shaw et al. 2018): keys and values get a learned vector per distance.
 
-    Distances are clipped to CLIP, the paper's k. All heads share the vectors (section 3.3), and here all layers too.
+    Distances are clipped to CLIP, the paper's k. All heads share the vectors (section 3.3); here all layers do too.
     """
 
     trains_in_attention = True
 
     @classmethod
     def problem(cls, *, d_key: int, d_value: int) -> str | None:
-        """Return an error message unless keys and values have one width, as the vectors added to them; else None."""
+        """Return an error message if a head's keys and values differ in width, or None."""
         if d_key == d_value:
             return None
         return f"model.positions = 'shaw' needs d_key = d_model / n_heads, not {d_key}"
@@ -309,7 +315,7 @@ class ShawPositions(Positions):
         self.key_vectors, self.value_vectors = nn.Embedding(n, self.d_head), nn.Embedding(n, self.d_head)
 
     def relations(self, queries: Tensor, keys: Tensor) -> Relations:
-        """The relation of a query and a key r positions before it: r, clipped; plus CLIP if keys may be later."""
+        """Number relations by the distance from key to query, clipped; in an encoder, CLIP is added."""
         before = (queries[:, None] - keys[None, :]).clamp(0 if self.causal else -CLIP, CLIP)
         index = before if self.causal else before + CLIP
         return Relations(index, self.key_vectors.weight, self.value_vectors.weight)

@@ -1,9 +1,9 @@
 """Record, replace or switch off any intermediate value of a model, by name.
 
-Every module has its output under its own name (`encoder.blocks.0.feed_forward`) and its first input under
-`NAME.input`; several outputs are `NAME.0`, `NAME.1`. Attention has more (`nn.attention.Attention`): the arguments of
-`attend` (`NAME.query`, `.key`, `.value`, `.bias`), `NAME.scores` before the bias, and `NAME.weights`. Recurrent units
-have `NAME.gates.i` and so on. Without a recorder, nothing extra is computed or kept.
+The output of a module has the module's name (`encoder.blocks.0.feed_forward`); several outputs are `NAME.0`, `NAME.1`.
+The module's first input is `NAME.input`. Attention (`nn.attention.Attention`) also has the arguments of `attend`
+(`NAME.query`, `.key`, `.value`, `.bias`), the scores without the bias (`NAME.scores`), and `NAME.weights`. Recurrent
+units have their gates, such as `NAME.gates.i`. Without a recorder, nothing extra is computed or kept.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ from transduce.nn.recurrent import GRU, LSTM
 from transduce.nn.stack import Decoder
 
 Change = Callable[[Tensor], Tensor]
-"""From a value [B, ...] to the one that takes its place."""
+"""Function from a value [B, ...] to its replacement."""
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 _ONE_AT_A_TIME = threading.RLock()  # modules have hooks while values are recorded or replaced
 
 
 class Recording(dict[str, list[Tensor]]):
-    """Values by name, in the order of computation; a name has several values if a decoder runs step by step."""
+    """Recorded values by name, in the order of computation. A decoder that runs step by step adds a value per step."""
 
     def value(self, name: str) -> Tensor:
-        """A value [B, ...]; the steps of a decoder are concatenated along the axis of positions.
+        """Return the value with this name, [B, ...], with a decoder's steps concatenated along the axis of positions.
 
-        Attention has positions on the axis before the last one; values of recurrent units, which have no such axis,
-        get one after the batch.
+        That is the axis before the last. Values of recurrent units have no such axis; it is inserted after the batch.
         """
         if name not in self:
             raise SettingsError(f"{name}: not recorded; recorded are {', '.join(self) or 'no values'}")
@@ -58,9 +57,9 @@ class Recording(dict[str, list[Tensor]]):
 
 
 def _aligned(steps: Sequence[Tensor], hidden: float) -> list[Tensor]:
-    """Scores or weights [B, H, Q, C] of all segments, with a column for every key of the text.
+    """Give the scores or weights [B, H, Q, C] of all segments of a text one column for every key of the text.
 
-    The last keys of a segment are its queries. `hidden`: the value for keys that a segment does not have.
+    The last keys of a segment are its queries. `hidden`: the value for keys that a segment does not attend to.
     """
     total, end, aligned = sum(step.shape[-2] for step in steps), 0, []
     for step in steps:
@@ -71,11 +70,11 @@ def _aligned(steps: Sequence[Tensor], hidden: float) -> list[Tensor]:
 
 @contextmanager
 def record(model: nn.Module, names: str | Iterable[str] = "*") -> Iterator[Recording]:
-    """Record the values that the model computes in this context and thread. The model's output does not change.
+    """Record values that the model computes inside the `with` block, in this thread. The model's output is unchanged.
 
     Args:
         model: Any model or layer of this package.
-        names: Patterns of names, such as "encoder.blocks.*.weights".
+        names: One or more patterns of names of values, such as "encoder.blocks.*.weights".
 
     >>> with record(model, "decoder.blocks.*.cross_attention.weights") as recording:  # doctest: +SKIP
     ...     model(src, tgt_in)
@@ -103,14 +102,14 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 @contextmanager
 def intervene(model: nn.Module, changes: Mapping[str, Change | Tensor | None]) -> Iterator[None]:
-    """Replace values that the model computes in this context, in every thread.
+    """Replace values that the model computes inside the `with` block, in every thread.
 
-    If the model has other users, intervene on its `twin`.
+    If other code uses the model at the same time, pass its `twin` instead.
 
     Args:
         model: Any model or layer of this package.
-        changes: By name: a function of the value, its replacement, or None for zeros. All names of `record`
-            except `NAME.scores`; replaced weights are used as they are.
+        changes: For each name of a value, a function of the value, a replacement, or None for zeros. The names are
+            those of `record` except `NAME.scores`. Replaced attention weights are used as given.
 
     Raises:
         SettingsError: The model has no such value, or a replacement has another shape.
@@ -135,7 +134,7 @@ def intervene(model: nn.Module, changes: Mapping[str, Change | Tensor | None]) -
 
 
 def _owner(modules: Mapping[str, nn.Module], name: str) -> str:
-    """Return the name of the module that computes a value. Raises `SettingsError` if no value has this name."""
+    """Return the name of the module that computes the value `name`; `SettingsError` if there is no such value."""
     if name in modules:
         return name
     owner, _, point = name.rpartition(".")
@@ -150,7 +149,7 @@ def _owner(modules: Mapping[str, nn.Module], name: str) -> str:
 def _visiting(
     modules: Mapping[str, nn.Module], wants: Callable[[str], bool], visit: Callable[[str, Tensor], Tensor | None]
 ) -> Iterator[None]:
-    """Context in which `visit` gets name and value of each wanted value; its result, if any, replaces the value."""
+    """Call `visit(name, value)` for each wanted value inside the `with` block; a result replaces the value."""
     hooks = _Hooks({module: f"{name}." if name else "" for name, module in modules.items()}, wants, visit)
     with _ONE_AT_A_TIME, ExitStack() as changes:
         for module in modules.values():
@@ -165,7 +164,10 @@ def _visiting(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Hooks:
-    """The hooks of `_visiting`. A twin of the model has the same hooks, which ignore the twin's calls."""
+    """The forward hooks of `_visiting`. Copies of the model (`twin`) get these hooks too, which ignore the copies.
+
+    prefixes: The name of each visited module, followed by a dot; empty for the model itself.
+    """
 
     prefixes: Mapping[nn.Module, str]
     wants: Callable[[str], bool]
@@ -175,18 +177,18 @@ class _Hooks:
         return self
 
     def visited(self, name: str, value: Any) -> Any:
-        """Pass a value to `visit` if it is wanted; return its replacement, or the value itself."""
+        """Visit a value if it is a wanted tensor; return its replacement, or the value itself."""
         changed = self.visit(name, value) if isinstance(value, Tensor) and self.wants(name) else None
         return value if changed is None else changed
 
     def before(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Forward pre-hook of a module: visits its first input."""
+        """Visit a module's first input (a forward pre-hook)."""
         if module not in self.prefixes or not inputs:
             return None
         return (self.visited(f"{self.prefixes[module]}input", inputs[0]), *inputs[1:])
 
     def after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        """Forward hook of a module: visits its outputs."""
+        """Visit a module's outputs (a forward hook)."""
         if module not in self.prefixes:
             return None
         prefix = self.prefixes[module]
@@ -228,7 +230,7 @@ class _Hooks:
 
 @cache
 def _arguments(kind: type[Attention]) -> tuple[str, ...]:
-    """The names of the arguments of `attend`, from the signature of `weights`, where every class spells them out."""
+    """Return the names of the arguments of `attend`, taken from `weights`, which every class declares in full."""
     return tuple(inspect.signature(kind.weights).parameters)[1:]
 
 
@@ -247,9 +249,9 @@ def _replaced(module: nn.Module, method: str, function: Callable[..., Any]) -> I
 
 @contextmanager
 def recorded_heads(model: nn.Module, heads: Sequence[tuple[int, int]]) -> Iterator[Callable[[], Tensor]]:
-    """Record some heads of the cross-attention of a Transformer's decoder, given as (layer, head), from 0.
+    """Record cross-attention heads of a Transformer's decoder, given as pairs (layer, head), both from 0.
 
-    Yields a function that gives their weights [B, heads, T, S], without dropout, after the model was called inside.
+    Yields a function to call after the model; it returns the heads' weights [B, heads, T, S], without dropout.
     """
     names = [f"decoder.blocks.{layer}.cross_attention.weights" for layer, _ in heads]
     with record(model, names) as recording:
@@ -261,7 +263,7 @@ def recorded_heads(model: nn.Module, heads: Sequence[tuple[int, int]]) -> Iterat
 
 
 def twin(model: ModuleT) -> ModuleT:
-    """A copy of the model that shares its weights. `record` and `switched_off` affect only one of the two."""
+    """Copy a model; the copy shares the weights. Recording or switching parts off affects only one of the two."""
     with _ONE_AT_A_TIME:
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         copied = copy.deepcopy(model, shared)
@@ -275,7 +277,7 @@ def twin(model: ModuleT) -> ModuleT:
 
 
 def switches(model: nn.Module) -> dict[str, str]:
-    """Return the parts of a model that `switched_off` can remove: a title for people by the part's name."""
+    """Return the parts of a model that `switched_off` can switch off, as a mapping from name to title."""
     titles: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, MultiHeadAttention):
@@ -290,7 +292,7 @@ def switches(model: nn.Module) -> dict[str, str]:
 
 
 def title(name: str) -> str:
-    """Describe a module's name for people.
+    """Convert a module's name to a readable title.
 
     >>> title("encoder.blocks.0.self_attention")
     'encoder layer 1, self-attention'
@@ -305,10 +307,10 @@ def title(name: str) -> str:
 
 
 def switched_off(model: ModuleT, names: Sequence[str]) -> ModuleT:
-    """A twin of the model without these parts (names of `switches`); without names, the model itself.
+    """Return a copy (`twin`) of the model with some parts switched off, named as in `switches`.
 
-    A head is switched off by zeros in place of its output; a feed-forward network likewise, so that only the residual
-    connection stays; positions by the scheme that does nothing; the causal mask by a pattern that hides nothing.
+    Without names, return the model itself. The output of a head or of a feed-forward network becomes zeros, so that
+    only the residual connection is left. Positions become the scheme "none", and the causal mask hides nothing.
 
     Raises:
         SettingsError: The model has no such part.

@@ -1,9 +1,9 @@
 """Recurrent units, encoders and decoders, and the attention of decoders to the memory.
 
-Units are PyTorch's LSTM and GRU cells, with products whose rows do not depend on the batch. Decoders have no attention,
-attention before a step (Bahdanau et al. 2015) or after it (Luong et al. 2015).
+The units are PyTorch's LSTM and GRU cells. A decoder has no attention, or attends to the memory before each step
+(Bahdanau et al. 2015) or after it (Luong et al. 2015).
 
-The simpler simple recurrent unit (SSRU) stands in place of a decoder's self-attention (Kim et al. 2019, section 3).
+The simpler simple recurrent unit (SSRU) replaces a Transformer decoder's self-attention (Kim et al. 2019, section 3).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from transduce.nn.positions import Rotate
 from transduce.nn.state import DecoderState, LayerCache, RowState
 
 State = tuple[Tensor, ...]
-"""The state of a unit, [N, H] each, float32 or wider: the hidden state, and for the LSTM the cell state."""
+"""The state of a unit: the hidden state [N, H] and, for an LSTM, the cell state [N, H], in float32 or wider."""
 
 
 class LSTM(nn.LSTMCell):
-    """i, f, o = sigmoid, g = tanh of the gates W x + U h; c' = f c + i g; h' = o tanh(c') (Hochreiter et al. 1997).
+    """Long short-term memory: c' = f c + i g; h' = o tanh(c') (Hochreiter et al. 1997).
 
-    Weights and equations equal those of `torch.nn.LSTMCell`.
+    i, f, o = sigmoid(W x + U h + b), g = tanh(W x + U h + b), each with its own W, U and b, as in `torch.nn.LSTMCell`.
     """
 
     n_states: ClassVar[int] = 2
     gate_names: ClassVar[str] = "ifgo"
     linear: Callable[..., Tensor] = staticmethod(F.linear)
-    """Computes x W^T + b; a subclass may replace it by a faster function."""
+    """Function that computes x W^T + b; a subclass may use another implementation."""
 
     def gates(self, x: Float[Tensor, "N I"], hidden: Float[Tensor, "N H"]) -> tuple[Float[Tensor, "N H"], ...]:
-        """i, f, g and o for the input x and the state before it."""
+        """Return the gates i, f, g and o of a step with the input x and the previous hidden state."""
         of_input, of_state = _products(self, x, hidden)
         i, f, g, o = (of_input + of_state).chunk(4, 1)
         return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
@@ -54,18 +54,19 @@ class LSTM(nn.LSTMCell):
 
 
 class GRU(nn.GRUCell):
-    """r, z = sigmoid of the gates; n = tanh(W x + r (U h)); h' = (1 - z) n + z h (Cho et al. 2014).
+    """Gated recurrent unit: n = tanh(W x + r (U h)); h' = (1 - z) n + z h (Cho et al. 2014).
 
-    As in cuDNN and `torch.nn.GRUCell`, r multiplies the product U h; in the paper it multiplies h.
+    The gates r and z are sigmoid(W x + U h), each with its own W and U. As in cuDNN and `torch.nn.GRUCell`, r
+    multiplies the product U h; in the paper it multiplies h.
     """
 
     n_states: ClassVar[int] = 1
     gate_names: ClassVar[str] = "rzn"
     linear: Callable[..., Tensor] = staticmethod(F.linear)
-    """Computes x W^T + b; a subclass may replace it by a faster function."""
+    """Function that computes x W^T + b; a subclass may use another implementation."""
 
     def gates(self, x: Float[Tensor, "N I"], hidden: Float[Tensor, "N H"]) -> tuple[Float[Tensor, "N H"], ...]:
-        """r, z and n for the input x and the state before it."""
+        """Return the gates r and z and the new value n of a step with the input x and the previous hidden state."""
         (x_r, x_z, x_n), (h_r, h_z, h_n) = (product.chunk(3, 1) for product in _products(self, x, hidden))
         r, z = (x_r + h_r).sigmoid(), (x_z + h_z).sigmoid()
         return r, z, (x_n + r * h_n).tanh()
@@ -80,7 +81,7 @@ Cell = LSTM | GRU
 
 
 def _products(cell: Cell, x: Float[Tensor, "N I"], hidden: Float[Tensor, "N H"]) -> tuple[Tensor, Tensor]:
-    """W x + b and U h + c of all gates, in float32 or wider."""
+    """Return all gates' products with the input, W x + b, and with the hidden state, U h + c, in float32 or wider."""
     of_input, of_state = (cell.weight_ih, cell.bias_ih), (cell.weight_hh, cell.bias_hh)
     dtype = cell.weight_ih.dtype
     return wide(cell.linear(x.to(dtype), *of_input)), wide(cell.linear(hidden.to(dtype), *of_state))
@@ -91,7 +92,7 @@ CELLS: dict[str, type[Cell]] = {"lstm": LSTM, "gru": GRU}
 
 @torch.no_grad()
 def initialize_cell(cell: Cell) -> None:
-    """Draw Glorot-uniform matrices, orthogonal ones from state to state (Bahdanau et al. 2015, B.1), zero biases.
+    """Initialize a unit: Glorot-uniform W, orthogonal U (Bahdanau et al. 2015, B.1), zero biases.
 
     The forget gate of an LSTM has a bias of 1 (Jozefowicz et al. 2015).
     """
@@ -106,13 +107,13 @@ def initialize_cell(cell: Cell) -> None:
 
 
 DIRECTIONS: dict[str, tuple[bool, ...]] = {"both": (False, True), "forward": (False,), "backward": (True,)}
-"""Whether each of an encoder's units reads from the end."""
+"""For each direction of an encoder, one bool per unit of a layer: whether the unit reads from the end."""
 
 
 class RecurrentEncoder(nn.Module):
-    """Layers of units that read the source forward, or in both directions and concatenate the states of both.
+    """Layers of recurrent units that read the source in one direction, or in both with the states concatenated.
 
-    A backward unit starts with the last token, not with padding.
+    A backward unit starts with the last token that is not padding.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class RecurrentEncoder(nn.Module):
     def forward(
         self, x: Float[Tensor, "N S D"], mask: Bool[Tensor, "N 1 S"]
     ) -> tuple[Float[Tensor, "N S H"], list[State]]:
-        """The states of the last layer at every token, and the last states [N, H] of every layer."""
+        """Return the last layer's hidden state at every token, and every layer's final state. Padding is masked out."""
         x, real = x.transpose(0, 1).contiguous(), mask.permute(2, 0, 1)  # [S, N, D], [S, N, 1]
         finals = []
         for n, layer in enumerate(self.layers):
@@ -145,7 +146,7 @@ class RecurrentEncoder(nn.Module):
 def _read(
     cell: Cell, x: Float[Tensor, "S N D"], real: Bool[Tensor, "S N 1"], *, reverse: bool
 ) -> tuple[Float[Tensor, "S N H"], State]:
-    """The hidden states of a unit at every token, and its last state [N, H]. At padding the state does not change."""
+    """Run a unit over a batch; return its hidden state at every token and its final state. Padding is skipped."""
     state: State = (wide(x).new_zeros(x.shape[1], cell.hidden_size),) * cell.n_states
     steps, outputs = list(zip(x.unbind(0), real.unbind(0), strict=True)), list[Tensor]()
     for now, is_real in reversed(steps) if reverse else steps:
@@ -155,20 +156,20 @@ def _read(
 
 
 class CopyBridge(nn.Module):
-    """Layer l of the decoder starts with the last state of layer l of the encoder (Sutskever et al. 2014)."""
+    """Initialize layer l of the decoder with the final state of layer l of the encoder (Sutskever et al. 2014)."""
 
     def __init__(self, d_hidden: int, *, n_layers: int, n_states: int) -> None:
         super().__init__()
 
     def forward(self, finals: Sequence[State]) -> list[State]:
-        """The first state of every decoder layer."""
+        """Return the initial state of every decoder layer; `finals`: the final state of every encoder layer."""
         return list(finals)
 
 
 class DenseBridge(nn.Module):
-    """The decoder starts with tanh(W s + b) of the last state s of the encoder's last layer (Bahdanau, A.2.2).
+    """Initialize the decoder with tanh(W s + b), s being the final state of the encoder's last layer (Bahdanau, A.2.2).
 
-    In the paper, s is the state of the backward unit alone, without b. Each layer and part of its state has its own W.
+    Each decoder layer and each part of its state has its own W. The paper uses the backward unit's state, and no b.
     """
 
     def __init__(self, d_hidden: int, *, n_layers: int, n_states: int) -> None:
@@ -176,7 +177,7 @@ class DenseBridge(nn.Module):
         self.parts: Any = nn.ModuleList(nn.Linear(d_hidden, n_layers * d_hidden) for _ in range(n_states))
 
     def forward(self, finals: Sequence[State]) -> list[State]:
-        """The first state of every decoder layer."""
+        """Return the initial state of every decoder layer; `finals`: the final state of every encoder layer."""
         width = finals[-1][0].shape[1]
         made = [
             wide(part(x.to(part.weight.dtype))).tanh().split(width, 1)
@@ -192,23 +193,24 @@ BRIDGES: dict[str, type[CopyBridge] | type[DenseBridge]] = {"dense": DenseBridge
 
 
 class StateAttention(Attention):
-    """context = sum_j a_j m_j with a = softmax(score(s, m_j)): one head, of the width of the memory.
+    """Attention of a recurrent decoder's state s to the memory m, with a single head.
 
-    The keys depend on the memory alone and are computed once per sentence.
+    context = sum_j a_j m_j with a = softmax_j(score(s, m_j)). Keys depend only on the memory and are computed once per
+    sentence.
     """
 
     @abstractmethod
     def keys(self, memory: Float[Tensor, "B S H"]) -> Float[Tensor, "B S H"]:
-        """The keys of the memory, which `scores` compares with decoder states; they depend on the memory alone."""
+        """Compute the keys of a memory, from which `scores` computes the scores of any state."""
 
     @abstractmethod
     def scores(self, query: Float[Tensor, "B Q H"], keys: Float[Tensor, "B S H"]) -> Float[Tensor, "B Q S"]:
-        """The attention scores of decoder states (`query`) for each position of the memory."""
+        """Compute the scores of decoder states (`query`) with keys from `keys`."""
 
     def weights(
         self, query: Float[Tensor, "B Q H"], keys: Tensor, memory: Float[Tensor, "B S H"], bias: Float[Tensor, "B 1 S"]
     ) -> Float[Tensor, "B 1 Q S"]:
-        """The attention weights for decoder states; `bias` hides padding."""
+        """Return the attention weights of decoder states (`query`); `bias` hides padding."""
         return (self.scores(query, keys) + bias).softmax(-1)[:, None]
 
     def raw_scores(self, query: Tensor, keys: Tensor, memory: Tensor, bias: Tensor) -> Float[Tensor, "B 1 Q S"]:
@@ -221,7 +223,7 @@ class StateAttention(Attention):
 
 
 class DotAttention(StateAttention):
-    """score = s^T m (Luong et al. 2015, equation 8)."""
+    """Dot-product attention to the memory: score = s^T m (Luong et al. 2015, equation 8)."""
 
     def keys(self, memory: Tensor) -> Tensor:
         return memory
@@ -231,7 +233,7 @@ class DotAttention(StateAttention):
 
 
 class GeneralAttention(DotAttention):
-    """score = s^T W m."""
+    """Bilinear attention to the memory: score = s^T W m (Luong et al. 2015, equation 8, general)."""
 
     def __init__(self, d_hidden: int) -> None:
         super().__init__()
@@ -242,7 +244,7 @@ class GeneralAttention(DotAttention):
 
 
 class AdditiveAttention(StateAttention):
-    """score = v^T tanh(W s + U m) (Bahdanau et al. 2015, A.1.2; Luong's concat)."""
+    """Additive attention: score = v^T tanh(W s + U m) (Bahdanau et al. 2015, A.1.2; "concat" in Luong et al. 2015)."""
 
     def __init__(self, d_hidden: int) -> None:
         super().__init__()
@@ -268,10 +270,11 @@ SCORES: dict[str, Callable[[int], StateAttention]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSizes:
-    """Sizes of a decoder: widths of embeddings and of states, layers, the unit (a key of CELLS), dropout.
+    """Sizes of a recurrent decoder; `cell` is "lstm" or "gru", `d_hidden` the width of its states.
 
-    `readout_scale`: factor of readouts (inputs of the output matrix) that tanh bounds. Without it, logits stay near 0
-    for long: the output matrix begins with entries of about 1 / sqrt(d_model), as embeddings do (docs/family.md).
+    `readout_scale` multiplies readouts that tanh bounds. The output matrix is initialized like the embeddings, with
+    entries of about 1 / sqrt(d_model); the logits of a bounded readout would stay near 0 until the matrix has grown
+    (docs/family.md).
     """
 
     d_model: int
@@ -283,10 +286,10 @@ class DecoderSizes:
 
 
 class RecurrentDecoder(nn.Module, ABC):
-    """Base of recurrent decoders: layers of units, and a readout, the vectors [N, T, D] before the output matrix."""
+    """Layers of recurrent units, whose states become a readout: the vectors [N, T, D] that enter the output matrix."""
 
     def __init__(self, sizes: DecoderSizes, *, d_more: int = 0) -> None:
-        """`d_more`: width of the input that the first layer reads in addition to the embedded token."""
+        """`d_more`: width of the vector that the first layer reads in addition to the embedded token."""
         super().__init__()
         d, cell = sizes.d_hidden, CELLS[sizes.cell]
         layers = [cell(d if n else sizes.d_model + d_more, d) for n in range(sizes.n_layers)]
@@ -297,14 +300,14 @@ class RecurrentDecoder(nn.Module, ABC):
     def start(
         self, first: Sequence[State], memory: Float[Tensor, "B S H"], mask: Bool[Tensor, "B 1 S"], *, n_beams: int
     ) -> RowState:
-        """The state before the first token, from the first state [B, H] of every layer."""
+        """Return the state before the first token. `first`: the initial state [B, H] of every layer, from a bridge."""
         state = RowState({}, n_beams=n_beams)
         self._keep([tuple(part.repeat_interleave(n_beams, 0) for part in parts) for parts in first], state, 0)
         return state
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
-        """The hidden states after the next T embedded tokens of every row; the state advances in place."""
+        """Return the readouts after each of the next T embedded tokens of every row; `state` is updated in place."""
 
     def _states(self, state: RowState) -> list[State]:
         return [tuple(state.rows[f"{n}.{k}"] for k in range(cell.n_states)) for n, cell in enumerate(self.layers)]
@@ -319,14 +322,14 @@ class RecurrentDecoder(nn.Module, ABC):
         return self.dropout(readout) * self.readout_scale
 
     def _step(self, x: Float[Tensor, "N I"], states: Sequence[State]) -> list[State]:
-        """Compute one step: the states of all layers after the input x."""
+        """Return the states of all layers after one step with the input x."""
         new = list[State]()
         for cell, state in zip(self.layers, states, strict=True):
             new.append(cell(self.dropout(new[-1][0]) if new else x, state))
         return new
 
     def _hidden(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T H"]:
-        """The hidden states of the last layer, for decoders whose states do not depend on attention."""
+        """Return the last layer's hidden states after each token, for decoders whose states do not use attention."""
         states, outputs = self._states(state), list[Tensor]()
         for now in _steps(x):
             states = self._step(now, states)
@@ -336,14 +339,14 @@ class RecurrentDecoder(nn.Module, ABC):
 
 
 def _steps(x: Float[Tensor, "N T D"]) -> Sequence[Float[Tensor, "N D"]]:
-    """The vectors of each step as contiguous tensors."""
+    """Split a batch into one contiguous tensor [N, D] per step."""
     return x.transpose(0, 1).contiguous().unbind(0)
 
 
 class PlainDecoder(RecurrentDecoder):
-    """Decoder without attention: it reads the source only through its initial state (Sutskever et al. 2014).
+    """Recurrent decoder without attention: it sees the source only in its initial state (Sutskever et al. 2014).
 
-    The readout is tanh(W s), of the width of the embeddings.
+    Its readout is tanh(W s) for the hidden state s.
     """
 
     def __init__(self, sizes: DecoderSizes) -> None:
@@ -355,7 +358,7 @@ class PlainDecoder(RecurrentDecoder):
 
 
 class AttentiveDecoder(RecurrentDecoder):
-    """A decoder with attention to the memory."""
+    """Base of recurrent decoders with attention to the memory."""
 
     def __init__(self, sizes: DecoderSizes, attention: StateAttention, *, d_more: int = 0) -> None:
         super().__init__(sizes, d_more=d_more)
@@ -364,23 +367,24 @@ class AttentiveDecoder(RecurrentDecoder):
     def start(
         self, first: Sequence[State], memory: Float[Tensor, "B S H"], mask: Bool[Tensor, "B 1 S"], *, n_beams: int
     ) -> RowState:
-        """The initial state, with the memory and its keys once per sentence, which its beams share."""
+        """Return the state before the first token. All beams of a sentence share the memory and its keys."""
         state = super().start(first, memory, mask, n_beams=n_beams)
         keys, bias = self.attention.keys(memory), attention_bias(mask)[:, 0]  # [B, 1, S]
         state.sentences = {"memory": wide(memory), "keys": wide(keys), "bias": bias}
         return state
 
     def _context(self, query: Float[Tensor, "N T H"], state: RowState) -> Float[Tensor, "N T H"]:
-        """Attend from decoder states to the memory, which the beams of a sentence share; return the contexts."""
+        """Return the context (weighted sum of the memory) of each hidden state in `query`."""
         kept = state.sentences
         grouped = query.unflatten(0, (-1, state.n_beams)).flatten(1, 2)  # [B, beams * T, H]
         return self.attention.attend(grouped, kept["keys"], kept["memory"], kept["bias"]).reshape(query.shape)
 
 
 class LuongDecoder(AttentiveDecoder):
-    """Decoder that attends with the state after each step; readout tanh(W [context; state]) (Luong et al. 2015, 3.1).
+    """Recurrent decoder that attends to the memory after each step (Luong et al. 2015, 3.1).
 
-    States do not depend on attention, so all states are computed first, then all contexts at once.
+    The readout is tanh(W [context; state]). States do not depend on attention, so all states are computed first, then
+    all contexts at once.
     """
 
     def __init__(self, sizes: DecoderSizes, attention: StateAttention, *, d_more: int = 0) -> None:
@@ -394,7 +398,7 @@ class LuongDecoder(AttentiveDecoder):
 
 
 class InputFeedingDecoder(LuongDecoder):
-    """Luong's decoder with input feeding: each step also reads the readout of the previous step (3.3)."""
+    """Luong's decoder with input feeding: each step also reads the previous step's readout (Luong et al. 2015, 3.3)."""
 
     def __init__(self, sizes: DecoderSizes, attention: StateAttention) -> None:
         super().__init__(sizes, attention, d_more=sizes.d_model)
@@ -421,9 +425,10 @@ class InputFeedingDecoder(LuongDecoder):
 
 
 class BahdanauDecoder(AttentiveDecoder):
-    """Decoder that attends with the state before each step; the step reads token and context (Bahdanau 2015, A.1.2).
+    """Recurrent decoder that attends to the memory before each step (Bahdanau et al. 2015, A.1.2).
 
-    The readout is the maximum of each pair of entries of W [state before the step; embedding; context] (maxout, A.2.2).
+    The step reads the context beside the embedded token. The readout is maxout, the maximum of pairs of columns, of
+    W [state before the step; embedding; context] (A.2.2).
     """
 
     def __init__(self, sizes: DecoderSizes) -> None:
@@ -444,10 +449,11 @@ class BahdanauDecoder(AttentiveDecoder):
 
 
 class SSRU(nn.Module):
-    """SSRU: ReLU(c_t) with c_t = f_t * c_{t-1} + (1 - f_t) * W x_t, f_t = sigmoid(W_f x_t + b_f) and c_0 = 0.
+    """Simpler simple recurrent unit (Kim et al. 2019), which replaces a decoder's self-attention.
 
-    Both products depend on the inputs only, so training computes them for all positions at once. In decoding, the state
-    is one vector per hypothesis, for any length. As in every linear layer here, W has a bias too.
+    Its output is ReLU(c_t) with c_t = f_t * c_{t-1} + (1 - f_t) * W x_t, f_t = sigmoid(W_f x_t + b_f) and c_0 = 0. Here
+    W has a bias as well. Both products depend only on the inputs, so training computes them for all positions at once.
+    In decoding, the state is one vector per hypothesis, for any length.
     """
 
     def __init__(self, *, d_model: int, bias: bool = True) -> None:
@@ -457,7 +463,10 @@ class SSRU(nn.Module):
     def forward(
         self, x: Float[Tensor, "B Q D"], *, bias: Bias, rotate: Rotate, cache: LayerCache, state: DecoderState
     ) -> Float[Tensor, "B Q D"]:
-        """The unit's output for the next tokens x, beam by beam. It reads and replaces the state `cache.recurrent`."""
+        """Apply the unit to the next tokens x, ordered beam by beam, and update the state `cache.recurrent`.
+
+        `bias` and `rotate` are arguments of self-attention, not used here.
+        """
         rows = x.reshape(state.n_rows, -1, x.shape[2])  # [N, T, D]
         gate, value = (part.squeeze(1) for part in self.gate_value(rows))
         gate, value = wide(gate).sigmoid(), wide(value)
@@ -470,10 +479,7 @@ class SSRU(nn.Module):
 def scan(
     gate: Float[Tensor, "N T D"], value: Float[Tensor, "N T D"], first: Float[Tensor, "N D"]
 ) -> Float[Tensor, "N T D"]:
-    """Return c_1 to c_T of the recurrence c_t = gate_t * c_{t-1} + (1 - gate_t) * value_t, c_0 = `first`.
-
-    Steps are computed in sequence, each for all rows at once, as in decoding.
-    """
+    """Compute c_1 .. c_T step by step: c_t = gate_t * c_{t-1} + (1 - gate_t) * value_t with c_0 = `first`."""
     state, states = first, list[Tensor]()
     for now, f in zip(value.unbind(1), gate.unbind(1), strict=True):
         state = torch.lerp(now, state, f)

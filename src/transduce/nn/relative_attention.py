@@ -18,9 +18,9 @@ from transduce.nn.stack import EncoderBlock, Stack
 
 @dataclass(slots=True)
 class SegmentCache:
-    """One layer's keys and values [N, H, C, K] of the memory and of the segment so far, one row per text.
+    """One layer's keys and values [N, H, C, K] of the memory and of the segment so far; one row per text.
 
-    distances: W_R R, the projected vectors of all distances, from the longest to 0.
+    distances: the projected vectors of distances, W_R R, from the longest distance down to 0.
     inputs: the layer's inputs in the last step, from which the memory of the next segment is made.
     """
 
@@ -34,7 +34,7 @@ class SegmentCache:
         return self.keys.shape[2]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values; return all of them."""
+        """Append new keys and values; return all cached keys and all cached values."""
         self.keys, self.values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
         return self.keys, self.values
 
@@ -45,10 +45,10 @@ class SegmentCache:
 
 @dataclass(slots=True)
 class SegmentState:
-    """The caches of all layers for a batch, `length` tokens after the start of its texts.
+    """The state of a Transformer-XL in decoding: the caches of all layers after `length` tokens of each text.
 
     Texts are read in segments of `segment_length` tokens from their start. A token attends to its own segment and to
-    the last `memory_length` tokens before it.
+    the last `memory_length` tokens before the segment.
     """
 
     layers: list[SegmentCache]
@@ -57,7 +57,10 @@ class SegmentState:
     length: int = 0
 
     def begin(self, n_tokens: int) -> int:
-        """Begin a new segment if the last one is full; return how many of the next `n_tokens` fit into the segment."""
+        """Return how many of the next `n_tokens` tokens fit into the current segment.
+
+        If the segment is full, update the memory and begin the next segment first.
+        """
         used = self.length % self.segment_length
         if self.length and not used:
             for layer in self.layers:
@@ -70,9 +73,9 @@ class SegmentState:
 
 
 class Distances(nn.Module):
-    """Representation of distances, shared by all layers: sinusoids R, and the biases u and v of queries (section 3.3).
+    """Parts of relative attention that all layers share: sinusoids R of distances, biases u and v (section 3.3).
 
-    Distances above `longest`, which occur only with a longer memory in evaluation, count as `longest`.
+    Distances above `longest`, which occur only if evaluation uses a longer memory, count as `longest`.
     """
 
     def __init__(self, *, d_model: int, n_heads: int, longest: int, dropout: float = 0.0) -> None:
@@ -83,7 +86,7 @@ class Distances(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def vectors(self, n: int) -> Float[Tensor, "E D"]:
-        """R of the distances n, n - 1, ..., 0."""
+        """Return the sinusoids R of the distances n, n - 1, ..., 0; E = n + 1."""
         rows = sinusoids(min(n, self.longest) + 1, self.d_model, device=self.content_bias.device).flip(0)
         farther = rows[:1].expand(max(0, n - self.longest), -1)
         return self.dropout(torch.cat([farther, rows]).to(self.content_bias.dtype))
@@ -95,7 +98,7 @@ class Distances(nn.Module):
 
 
 def relative_shift(scores: Float[Tensor, "*B Q E"]) -> Float[Tensor, "*B Q C"]:
-    """From scores by distance to scores by key (Dai et al. 2019, appendix B); E = C + 1. No copy is made.
+    """Convert scores by distance to scores by key, as a view (Dai et al. 2019, appendix B); E = C + 1.
 
     Column e is the distance C - e. The queries belong to the last Q keys, so key j is C - Q + i - j positions before
     query i: row i moves by Q - i columns to the left. Columns of later keys, j > C - Q + i, have no meaning.
@@ -108,7 +111,7 @@ def relative_shift(scores: Float[Tensor, "*B Q E"]) -> Float[Tensor, "*B Q C"]:
 
 
 class RelativeAttention(MultiHeadAttention):
-    """A segment attends to itself and to its memory (section 3.3).
+    """Relative attention of Transformer-XL (section 3.3): a segment attends to itself and to its memory.
 
     The score of query i and key j is the sum of four terms: content with content, content with position, and the
     biases u for content and v for position,
@@ -122,14 +125,14 @@ class RelativeAttention(MultiHeadAttention):
         super().__init__(d_model=d_model, n_heads=n_heads, dropout=dropout, bias=False)
 
     def add_projections(self, project: Callable[..., nn.Module]) -> None:
-        """Create a layer that projects to queries, keys and values, and the layer `distance` (W_R) for distances."""
+        """Create the projection to queries, keys and values, which is one product, and the projection W_R."""
         self.query_key_value: FullProjection = project((self.n_heads,) * 3, d_head=self.d_head)  # type: ignore[assignment]
         self.distance = project((self.n_heads,), d_head=self.d_head)
 
     def remember(self, memory: Float[Tensor, "B M D"], vectors: Float[Tensor, "E D"]) -> SegmentCache:
-        """Return the cache for a segment that follows `memory`, the layer's inputs for the tokens before the segment.
+        """Return the cache for a segment that follows `memory`, which consists of earlier inputs of this layer.
 
-        `vectors`: R for the longest distance needed and for all shorter distances.
+        `vectors`: sinusoids R of the longest distance needed and of all shorter distances.
         """
         _, keys, values = self.query_key_value(memory)  # [B, H, M, K]
         (distances,) = self.distance(vectors[None])
@@ -138,7 +141,7 @@ class RelativeAttention(MultiHeadAttention):
     def forward(
         self, x: Float[Tensor, "B Q D"], *, cache: SegmentCache, distances: Distances, later: Float[Tensor, "Q C"]
     ) -> Float[Tensor, "B Q D"]:
-        """The next Q tokens x after attention to the cached keys and to themselves; `later` hides later keys."""
+        """Attend from the next Q tokens x to the cached keys and to x itself; the bias `later` hides later keys."""
         cache.inputs = x
         query, key, value = self.query_key_value(x)
         key, value = cache.append(key, value)
@@ -149,12 +152,12 @@ class RelativeAttention(MultiHeadAttention):
 
 
 class RelativeBlock(EncoderBlock):
-    """A block of relative attention and a feed-forward network, without cross-attention."""
+    """A block with relative attention and a feed-forward network, each with a residual connection."""
 
     def forward(  # type: ignore[override]
         self, x: Float[Tensor, "B Q D"], *, cache: SegmentCache, distances: Distances, later: Float[Tensor, "Q C"]
     ) -> Float[Tensor, "B Q D"]:
-        """x [B, Q, D] after the block, which appends to `cache`."""
+        """Apply the block to the next Q tokens x; append their keys and values to `cache`."""
         x = self.self_attention_residual(
             x, lambda y: self.self_attention(y, cache=cache, distances=distances, later=later)
         )
@@ -162,16 +165,16 @@ class RelativeBlock(EncoderBlock):
 
 
 class RelativeDecoder(Stack):
-    """Blocks with relative attention. A token attends to the memory, to earlier tokens of its segment and to itself."""
+    """The stack of Transformer-XL. A token attends to the memory, to earlier tokens of its segment and to itself."""
 
     def __init__(self, blocks: Iterable[RelativeBlock], *, norm: nn.Module, distances: Distances) -> None:
         super().__init__(blocks, norm=norm)
         self.distances = distances
 
     def start(self, memory: Sequence[Float[Tensor, "B M D"]], *, n_tokens: int) -> list[SegmentCache]:
-        """Return the caches of all layers after `memory`, with room for `n_tokens` tokens including the memory.
+        """Return the caches of all layers after `memory`, for at most `n_tokens` tokens including the memory.
 
-        `memory`: earlier inputs of the attention of each layer.
+        `memory`: for each layer, earlier inputs of its attention.
         """
         vectors = self.distances.vectors(n_tokens)
         return [
@@ -179,7 +182,7 @@ class RelativeDecoder(Stack):
         ]
 
     def forward(self, x: Float[Tensor, "N Q D"], layers: Sequence[SegmentCache]) -> Float[Tensor, "N Q D"]:
-        """The next Q embedded tokens of a segment after all blocks; the caches advance in place."""
+        """Apply all blocks to the next Q embedded tokens of a segment; `layers`, the caches, are updated in place."""
         later = later_keys(x.shape[1], layers[0].n_known + x.shape[1], x.device)
         for block, cache in zip(self.blocks, layers, strict=True):
             x = block(x, cache=cache, distances=self.distances, later=later)

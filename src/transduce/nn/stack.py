@@ -27,7 +27,7 @@ NORMS: dict[str, Callable[..., nn.Module]] = {
 
 
 class PostNorm(nn.Module):
-    """The paper's residual connection with a norm: LayerNorm(x + Dropout(Sublayer(x))) (3.1, 5.4)."""
+    """The paper's residual connection: LayerNorm(x + Dropout(Sublayer(x))) (3.1, 5.4)."""
 
     final_norm = False
 
@@ -37,12 +37,15 @@ class PostNorm(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """x after the sub-layer and its residual connection, in the shape of x."""
+        """Apply a sub-layer to x, with the residual connection and the norm; the shape of x does not change."""
         return self.norm(x + self.dropout(sublayer(x)))
 
 
 class PreNorm(PostNorm):
-    """x + Dropout(Sublayer(LayerNorm(x))) (Xiong et al. 2020). It trains without warm-up and needs a final norm."""
+    """Pre-norm residual connection: x + Dropout(Sublayer(LayerNorm(x))) (Xiong et al. 2020).
+
+    It trains without warm-up; the stack needs a final norm.
+    """
 
     final_norm = True
 
@@ -54,7 +57,7 @@ RESIDUALS: dict[str, type[PostNorm]] = {"post": PostNorm, "pre": PreNorm}
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then feed-forward, each with its residual connection (paper 3.1)."""
+    """A block of an encoder: self-attention and feed-forward, each with a residual connection (paper 3.1)."""
 
     def __init__(
         self, *, attention: MultiHeadAttention, feed_forward: FeedForward, residual: Callable[[], PostNorm]
@@ -64,15 +67,15 @@ class EncoderBlock(nn.Module):
         self.self_attention_residual, self.feed_forward_residual = residual(), residual()
 
     def forward(self, x: Float[Tensor, "B S D"], *, bias: Bias, keep: Tensor, rotate: Rotate) -> Float[Tensor, "B S D"]:
-        """x [B, S, D] after the block; `bias` hides padding, `keep` [B, S, 1] is False there."""
+        """Apply the block to x; the attention bias hides padding, and `keep` [B, S, 1] is False at padding."""
         x = self.self_attention_residual(x, partial(self.self_attention, bias=bias, rotate=rotate))
         return self.feed_forward_residual(x, partial(self.feed_forward, keep=keep))
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention, attention to the memory if there is one, feed-forward (paper 3.1).
+    """A block of a decoder: causal self-attention, attention to the memory if there is one, feed-forward (paper 3.1).
 
-    A recurrent unit may replace self-attention under the same name.
+    A recurrent unit (`SSRU`) may replace self-attention; the attribute is called `self_attention` too.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "B Q D"], *, bias: Bias, rotate: Rotate, cache: LayerCache, state: DecoderState
     ) -> Float[Tensor, "B Q D"]:
-        """x [B, Q, D] after the block, which appends to `cache`; Q: the next tokens, beam by beam.
+        """Apply the block to the next tokens x, ordered beam by beam; append their keys and values to `cache`.
 
         `bias` hides later tokens and the histories of other beams.
         """
@@ -110,10 +113,10 @@ class DecoderBlock(nn.Module):
 
 
 class Stack(nn.Module):
-    """N blocks, followed by a norm if their residual connection needs one."""
+    """N blocks and a final norm, which is the identity if the residual connections need none."""
 
     def __init__(self, blocks: Iterable[nn.Module], *, norm: nn.Module, patterns: Sequence[Pattern] = ()) -> None:
-        """`patterns`: attention patterns of the layers, in turn; after the last one, the first is used again."""
+        """`patterns`: attention patterns, which the layers use in turn: layer i has pattern i modulo their number."""
         super().__init__()
         self.blocks: Any = nn.ModuleList(blocks)
         self.norm = norm
@@ -121,15 +124,12 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """The encoder's stack.
-
-    Positions attend to all positions that are not padding and that the layer's pattern allows.
-    """
+    """The encoder's stack: each position attends to the positions that the layer's pattern allows, except padding."""
 
     def forward(
         self, x: Float[Tensor, "B S D"], *, mask: Bool[Tensor, "B 1 S"], positions: Positions
     ) -> Float[Tensor, "B S D"]:
-        """The embedded sequences after all blocks; `mask` is False at padding."""
+        """Apply all blocks to the embedded sequences x; `mask` is False at padding."""
         keep = mask.transpose(1, 2)  # [B, S, 1]
         indices = torch.arange(x.shape[1], device=x.device)
         biases = [padded_bias(pattern, indices, positions, mask) for pattern in self.patterns]
@@ -142,18 +142,17 @@ class Encoder(Stack):
 class Decoder(Stack):
     """The decoder's stack.
 
-    Positions attend to themselves, to earlier positions that the layer's pattern allows, and to the memory, if any.
-
-    With recurrent units in place of self-attention the patterns are not used.
+    Each position attends to itself, to the earlier positions that the layer's pattern allows, and to the memory if
+    there is one. If recurrent units replace self-attention, the patterns are not used.
     """
 
     def start(
         self, memory: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S"], *, capacity: int, n_beams: int
     ) -> DecoderState:
-        """The state before the first token: the memory's keys and values, and room for `capacity` tokens per row.
+        """Return the state before the first token: the memory's keys and values, and room for `capacity` tokens a row.
 
-        With capacity 0 the state caches nothing and takes one step. Blocks without cross-attention use only the batch
-        size of the memory, whose length may be 0.
+        With capacity 0, `forward` can be called only once, with all tokens, and caches no keys. Without cross-attention
+        only the batch size of `memory` is used; its length may be 0.
         """
         layers = []
         for block in self.blocks:
@@ -174,9 +173,10 @@ class Decoder(Stack):
         positions: Positions,
         documents: Int[Tensor, "N T"] | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """The next T embedded tokens of every row after all blocks; the state advances in place.
+        """Apply all blocks to the next T embedded tokens of every row; `state` is updated in place.
 
-        `documents`: the number of each token's document, for the first step of one beam; attention stays inside them.
+        `documents`: each token's document number; a token attends only to its own document. It is allowed only in the
+        first step of a state with one beam.
         """
         rows = x.shape[:2]
         queries, keys = state.next_positions(rows[1])

@@ -18,9 +18,10 @@ from transduce.nn.pooling import maximum, mean
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Each token's neighbours in a ring that joins the ends of its sentence; padding is its own neighbour.
+    """Indices of each token's two neighbours in a ring that joins the ends of its sentence.
 
-    before, after: the row of the neighbour in a batch [B * S, D]. real: [B, S], False at padding.
+    before, after: rows of the neighbours in a batch flattened to [B * S, D]; padding is its own neighbour.
+    real: False at padding.
     """
 
     before: Int[Tensor, " N"]
@@ -29,7 +30,7 @@ class Ring:
 
     @classmethod
     def of(cls, real: Bool[Tensor, "B S"]) -> Ring:
-        """Make the rings of a batch of sentences with padding at either end."""
+        """Make the rings of a batch of sentences; `real` is False at padding, which is at a sentence's ends."""
         width = real.shape[1]
         column = torch.arange(width, device=real.device)
         first = real.int().argmax(1, keepdim=True)
@@ -42,7 +43,7 @@ class Ring:
         return cls(rows(-1), rows(1), real)
 
     def neighbours(self, x: Float[Tensor, "B S D"]) -> list[Tensor]:
-        """The vector before each token, its own, and the one after it; [B, S, D] each."""
+        """Return three tensors [B, S, D]: each token's previous vector in the ring, its own vector, and its next."""
         rows = x.flatten(0, 1)
         before, after = (rows.index_select(0, which).view_as(x) for which in (self.before, self.after))
         return [before, x, after]
@@ -51,7 +52,7 @@ class Ring:
 class SatelliteAttention(nn.Module):
     """Multi-head attention of each token to five vectors: its neighbours, itself, its embedding and the relay node.
 
-    Section 3.1, equations 4 and 5. Keys and values are projected once per vector, however many tokens read them.
+    Section 3.1, equations 4 and 5. A vector's key and value are projected once, although several tokens attend to it.
     """
 
     def __init__(self, d_model: int, *, n_heads: int, bias: bool = True) -> None:
@@ -81,14 +82,14 @@ class SatelliteAttention(nn.Module):
 
 
 class RelayAttention(CrossAttention):
-    """The attention of the relay node to all nodes (section 3.2)."""
+    """Attention of the relay node to itself and to all satellite nodes (section 3.2)."""
 
 
 class StarBlock(nn.Module):
-    """One round of updates: first of the satellite nodes, then of the relay node (sections 3.1 and 3.2).
+    """One layer of a Star-Transformer: update the satellite nodes, then the relay node (sections 3.1 and 3.2).
 
-    Each update is LayerNorm(ReLU(attention)). In place of a residual connection, a node's previous vector is among the
-    vectors that it attends to.
+    Each update is LayerNorm(ReLU(attention)). There are no residual connections; instead, a node attends to its own
+    previous vector too.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class StarBlock(nn.Module):
         ring: Ring,
         bias: Tensor,
     ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B 1 D"]]:
-        """Satellite nodes and relay node after the round; `bias` hides padding, [B, 1, 1, S + 1]."""
+        """Return the satellite nodes x and the relay node after the update; `bias` [B, 1, 1, S + 1] hides padding."""
         x = self._update(self.satellite_attention(x, embedded, relay, ring), self.satellite_norm)
         key, value = self.relay_attention.key_value(torch.cat([relay, x], dim=1))
         return x, self._update(self.relay_attention(relay, key, value, bias=bias), self.relay_norm)
@@ -119,7 +120,7 @@ class StarBlock(nn.Module):
 
 
 class StarEncoder(nn.Module):
-    """The encoder of the Star-Transformer. Its cost is linear in the length; any two tokens are two steps apart."""
+    """A stack of star blocks. The cost is linear in the sentence's length; the relay node connects any two tokens."""
 
     def __init__(self, blocks: Iterable[StarBlock]) -> None:
         super().__init__()
@@ -128,9 +129,9 @@ class StarEncoder(nn.Module):
     def forward(
         self, x: Float[Tensor, "B S D"], *, real: Bool[Tensor, "B S"]
     ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B 1 D"]]:
-        """Satellite nodes, one per embedded token of x, and the relay node; `real` is False at padding.
+        """Return the satellite nodes, one per embedded token of x, and the relay node; `real` is False at padding.
 
-        The relay node starts as the mean of the embedded tokens.
+        The relay node's first vector is the mean of the embedded tokens.
         """
         embedded, ring = x, Ring.of(real)
         relay = mean(x, real)[:, None]
@@ -143,8 +144,8 @@ class StarEncoder(nn.Module):
 def pool_star(
     x: Float[Tensor, "B S D"], relay: Float[Tensor, "B 1 D"], real: Bool[Tensor, "B S"]
 ) -> Float[Tensor, "B D"]:
-    """The vector of a text: the mean of the relay node and the largest value of each column over the tokens.
+    """Return one vector per text: the mean of the relay node and of the tokens' maximum in each column.
 
-    Section 4.1, in the form of the authors' code.
+    Section 4.1, in the form of the authors' code. x: satellite nodes. real: False at padding.
     """
     return (maximum(x, real) + relay[:, 0]) / 2

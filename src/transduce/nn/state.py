@@ -1,4 +1,4 @@
-"""The states of decoders: their protocol for search and sampling, plain tensors, and cached keys and values."""
+"""The state of a decoder between steps: the protocol that search and sampling use, and its implementations."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from transduce.nn.patterns import Pattern
 from transduce.nn.positions import Positions
 
 Carry = tuple[Tensor, ...]
-"""State of a model that flows from one batch of contiguous text to the next: tensors [B, ...], one row per stream.
+"""State that a model passes from one batch of contiguous text to the next: tensors [B, ...], one row per text stream.
 
-An example is Transformer-XL's memory. `()` is the start of a text, and the carry of models that have
-none. No gradient flows through it.
+An example is Transformer-XL's memory. At the start of a text, and in models without such a state, it is `()`.
+No gradient flows through it.
 """
 
 
 def rows_of(sentences: Int[Tensor, " b"], n_beams: int) -> Int[Tensor, " N"]:
-    """The row indices of all beams of these sentences: row = sentence * n_beams + beam.
+    """Return the row indices of all beams of these sentences; row = sentence * n_beams + beam.
 
     >>> rows_of(torch.tensor([0, 2]), 2).tolist()
     [0, 1, 4, 5]
@@ -34,13 +34,13 @@ def rows_of(sentences: Int[Tensor, " b"], n_beams: int) -> Int[Tensor, " N"]:
 
 @runtime_checkable
 class DecodingState(Protocol):
-    """The state of a decoder between steps: passed in, changed in place, never stored in a module.
+    """The state of a decoder between steps. It is an argument, changed in place, and never stored in a module.
 
-    Row = sentence * n_beams + beam.
+    Each beam of a sentence is a row: row = sentence * n_beams + beam.
     """
 
     def reorder(self, rows: Int[Tensor, " N"]) -> None:
-        """Let row r continue the history of row rows[r], which must belong to the same sentence."""
+        """Replace the history of each row r by that of row rows[r], which must belong to the same sentence."""
 
     def select(self, sentences: Int[Tensor, " b"]) -> None:
         """Keep only these sentences, with all their beams."""
@@ -48,9 +48,10 @@ class DecodingState(Protocol):
 
 @dataclass(slots=True)
 class RowState:
-    """A state of tensors by name: `rows` [N, ...] of each row, `sentences` [B, ...] that the beams of a sentence share.
+    """The state of a decoder without attention caches: tensors by name, and the number of tokens so far (`length`).
 
-    Recurrent units and convolutions keep their last outputs or inputs in `rows`, and the memory in `sentences`.
+    rows: tensors [N, ...] with one row per beam, such as the last states of recurrent units.
+    sentences: tensors [B, ...] that the beams of a sentence share, such as the memory.
     """
 
     rows: dict[str, Tensor]
@@ -72,11 +73,11 @@ class RowState:
 
 @dataclass(slots=True)
 class LayerCache:
-    """One decoder block's keys and values for B sentences. The beams of a sentence share it.
+    """One decoder block's cached keys and values for B sentences; a sentence's beams are stored along the key axis.
 
     keys, values: [B, H_kv, capacity * n_beams, K], filled step by step: all beams' keys of the first step, then of the
-    second, and so on. None without capacity: the whole target is then processed in one step, as in training. Also None
-    if a recurrent unit replaces attention.
+    second, and so on. None if the whole target is processed in one step, as in training, or if a recurrent unit
+    replaces attention.
     cross_keys, cross_values: [B, H_kv, S, K] of the memory; None without a memory. Values may have another width, K_v.
     history: the last inputs [N, ...] of convolutions in the feed-forward, row = sentence * n_beams + beam.
     recurrent: the state [N, D] of a recurrent unit after the last token; None at the start.
@@ -90,7 +91,10 @@ class LayerCache:
     recurrent: Float[Tensor, "N D"] | None = None
 
     def append(self, keys: Tensor, values: Tensor, known: slice) -> tuple[Tensor, Tensor]:
-        """Store keys and values [B, H_kv, Q, K] after the `known` positions; return views of known and new ones."""
+        """Store new keys and values [B, H_kv, Q, K]; return views of the known and the new keys, and of their values.
+
+        `known`: the stored keys that the next queries attend to (`DecoderState.known`).
+        """
         if self.keys is None or self.values is None:
             return keys, values
         end = known.stop + keys.shape[2]
@@ -99,20 +103,20 @@ class LayerCache:
         return self.keys[:, :, known.start : end], self.values[:, :, known.start : end]
 
     def take(self, rows: Int[Tensor, " N"]) -> None:
-        """Replace row r of every state by row rows[r]."""
+        """Replace row r of `history` and of `recurrent` by row rows[r]."""
         self.history = [kept.index_select(0, rows) for kept in self.history]
         self.recurrent = None if self.recurrent is None else self.recurrent.index_select(0, rows)
 
 
 @dataclass(slots=True)
 class DecoderState:
-    """The caches of all blocks for a batch, `length` tokens long.
+    """The state of a Transformer's decoder: the caches of all blocks, for a batch with `length` tokens in each row.
 
-    memory_bias: hides source padding, [B, 1, 1, S].
+    memory_bias: attention bias [B, 1, 1, S] that hides source padding.
     positions: the position of each cached key.
-    skipped: the number of first keys that the next queries do not attend to.
-    ancestry: the bias [B, k, k * length] that hides the keys of other beams' histories. Reordering beams copies only
-    this and moves no keys. None with one beam.
+    skipped: the number of first keys that are outside the attention pattern of the next queries.
+    ancestry: the bias [B, k, k * length] that hides keys outside a beam's history; None with one beam (k = 1).
+    Reordering beams copies only this bias and moves no keys.
     """
 
     layers: list[LayerCache]
@@ -129,11 +133,11 @@ class DecoderState:
 
     @property
     def known(self) -> slice:
-        """The slice of cached keys that the next queries of a sentence attend to."""
+        """The range of a sentence's cached keys that the next queries attend to."""
         return slice(self.skipped, self.length * self.n_beams)
 
     def next_positions(self, n_steps: int) -> tuple[Int[Tensor, " Q"], Int[Tensor, " C"]]:
-        """The positions of the next n_steps queries of each beam, beam by beam, and of all keys, new ones included."""
+        """Return the positions of each beam's next n_steps queries, beam by beam, and of all keys with the new keys."""
         device = self.memory_bias.device
         queries = torch.arange(self.length, self.length + n_steps, device=device).repeat(self.n_beams)
         self.positions = queries if self.positions is None else torch.cat([self.positions, queries])
@@ -147,9 +151,10 @@ class DecoderState:
         scheme: Positions,
         documents: Int[Tensor, "N T"] | None = None,
     ) -> list[Bias]:
-        """The bias of the next tokens' self-attention for each pattern; `queries` and `keys`: from `next_positions`.
+        """Return the self-attention bias of the next tokens for each pattern.
 
-        `documents`: the number of each token's document, for the first step of one beam.
+        `queries`, `keys`: the result of `next_positions`. `documents`: each token's document number, allowed only in
+        the first step of a state with one beam.
         """
         n_steps = queries.shape[0] // self.n_beams
         if self.length == 0 and self.n_beams == 1 and n_steps > 1:
@@ -171,9 +176,9 @@ class DecoderState:
         ]
 
     def history_bias(self, n_steps: int) -> Float[Tensor, "B 1 Q C"] | None:
-        """The bias that hides other beams' histories from the next n_steps tokens; None with one beam.
+        """Return the bias that hides other beams' histories from the next n_steps tokens (Q = n_beams * n_steps).
 
-        Queries Q: beam by beam, n_steps each.
+        None with one beam.
         """
         if self.n_beams == 1:
             return None
@@ -206,7 +211,7 @@ class DecoderState:
             self.ancestry = self.ancestry.index_select(0, sentences)
 
     def _selected(self, cached: Tensor, sentences: Tensor) -> Tensor:
-        """Move the cached keys or values of these sentences to the front of their tensor; return a view of them."""
+        """Move the stored keys or values of these sentences to the front of their tensor; return that part, a view."""
         kept, end = cached[: len(sentences)], self.known.stop
         kept[:, :, :end] = cached[:, :, :end].index_select(0, sentences)
         return kept
