@@ -23,12 +23,8 @@ export function openVocabulary(data) {
   );
   const rules = readRules(bytesOf(data.rules));
   const longest = (all) => Math.max(0, ...[...all].map((piece) => [...piece].length));
-  const normal = scores.filter((_, id) => types[id] === "1");
-  const [least, most] = [
-    normal.reduce((a, b) => Math.min(a, b), Infinity),
-    normal.reduce((a, b) => Math.max(a, b), -Infinity),
-  ];
-  const vocabulary = { ...data, scores, ids, user, bytes, rules, least, most };
+  const least = scores.filter((_, id) => types[id] === "1").reduce((a, b) => Math.min(a, b), Infinity);
+  const vocabulary = { ...data, scores, ids, user, bytes, rules, least };
   Object.assign(vocabulary, { longest: longest(ids.keys()), longestUser: longest(user.keys()) });
   return { data, pieces, encode: (text) => encodeText(vocabulary, text), decode: (row) => decodeIds(vocabulary, row) };
 }
@@ -117,12 +113,14 @@ function normalize(vocabulary, text) {
 
 // --- pieces -------------------------------------------------------------------------------------------------------
 
-// The best segmentation under a unigram model (Kudo 2018), as pieces.
+// The best segmentation under a unigram model (Kudo 2018), as pieces. Sums are rounded to float32 as SentencePiece rounds
+// them: segmentations with the same pieces in another order differ by rounding only.
 function unigram(vocabulary, characters) {
-  const { ids, user, scores, types, least, most, longest } = vocabulary;
+  const { ids, user, scores, types, least, longest } = vocabulary;
   const best = Array.from({ length: characters.length + 1 }, () => ({ score: 0, start: -1 }));
-  const offer = (end, score, start) => {
-    if (best[end].start < 0 || score > best[end].score) best[end] = { score: Math.fround(score), start };
+  const offer = (end, own, start) => {
+    const score = Math.fround(Math.fround(own) + best[start].score);
+    if (best[end].start < 0 || score > best[end].score) best[end] = { score, start };
   };
   for (let start = 0; start < characters.length; start++) {
     let [piece, isKnown] = ["", false];
@@ -130,11 +128,10 @@ function unigram(vocabulary, characters) {
       piece += characters[end - 1];
       const id = ids.get(piece);
       if (id === undefined || types[id] === TYPES.unused) continue;
-      const score = user.has(piece) ? user.get(piece) * most - 0.1 : scores[id];
-      offer(end, score + best[start].score, start);
+      offer(end, user.has(piece) ? 0.1 * (user.get(piece) - 1) : scores[id], start);
       isKnown ||= end === start + 1;
     }
-    if (!isKnown) offer(start + 1, Math.fround(Math.fround(least - UNKNOWN_PENALTY) + best[start].score), start);
+    if (!isKnown) offer(start + 1, least - UNKNOWN_PENALTY, start);
   }
   const pieces = [];
   for (let end = characters.length; end > 0; end = best[end].start)
