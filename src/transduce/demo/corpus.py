@@ -225,7 +225,7 @@ def _plans(src: str, tgt: str, names: list[str]) -> tuple[Plan, Plan, Literals]:
 
 
 def lexical_rule(src: str, tgt: str, *, head: str = "", met: tuple[Combination, ...] = ()) -> Rule:
-    """A rule without children, from templates in the notation of the grammar."""
+    """Make a rule without children from templates in the grammar's notation. `met`: combinations of words in it."""
     return Rule(*_plans(src, tgt, []), head=head, met=met)
 
 
@@ -345,7 +345,7 @@ def _text(tokens: list[str]) -> str:
 
 
 def rows(section: str) -> list[list[str]]:
-    """The rows of a section of the lexicon, without its name."""
+    """Return the rows of a section of `lexicon.txt`, as lists of words, without the section's name."""
     return _sections().get(section, [])
 
 

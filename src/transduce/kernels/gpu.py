@@ -22,7 +22,7 @@ _TYPES = (torch.bfloat16, torch.float32)
 
 
 class TritonLinear(nn.Linear):
-    """A linear layer whose bias gradient is computed by the kernel of `column_sums`."""
+    """A linear layer whose bias gradient is computed by a Triton kernel (`column_sums`)."""
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
         if self.bias is None or x.dtype not in _TYPES or not x.numel() or not torch.is_grad_enabled():

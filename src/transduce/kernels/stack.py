@@ -223,7 +223,7 @@ def _layers(block: Any) -> Iterator[nn.Module]:
 
 
 def plan_of(stack: Stack) -> Plan | None:
-    """The plan of a stack, made once, or None if the library does not compute it."""
+    """Return the plan of a stack, which is made once, or None if the library cannot compute this stack."""
     plan: Plan | Literal[False] | None = vars(stack).get("_plan")
     if plan is None:
         try:

@@ -113,8 +113,8 @@ def _learn_target_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_
 def facts_of(task: AnyTask, asked: Settings, texts: Texts[Any], machine: Machine) -> Facts:
     """Return the facts that defaults may depend on, before the text is encoded.
 
-    Labels are part of the settings. A classifier of pairs of texts, or with model settings of the user, gets BERT's
-    sizes.
+    The facts' settings include the labels. A classifier of pairs of texts, or with model settings of the user, gets
+    BERT's sizes.
     """
     defaults, several_sentences = DEFAULTS[task.name], None
     if isinstance(texts, LabelledTexts):

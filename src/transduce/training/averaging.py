@@ -238,7 +238,7 @@ class MeanOfLast(MeanOfFiles):
 
 @final
 class MeanOfBest(MeanOfFiles):
-    """`best`: the mean of the weights at the `n` best validations. Of equal scores, the earliest counts as better."""
+    """`best`: the mean of the weights at the `n` best validations. Of equal scores, the earliest is the best."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -57,9 +57,9 @@ class TrainingState:
     rows: list[Row] = field(default_factory=list)  # updates that the log does not contain yet
 
     def see(self, scores: Mapping[str, float], by: str) -> bool:
-        """Count a validation of this update; return whether it is the best so far.
+        """Count a validation of the current update; return whether it is the best so far, by the score named `by`.
 
-        If this or the best validation has no score `by`, their losses decide.
+        If this validation or the best one so far lacks this score, their losses decide.
         """
         by = by if by in scores and by in self.best_scores else "loss"
         is_best = not self.best_scores or score_of(scores, by) > score_of(self.best_scores, by)

@@ -76,7 +76,7 @@ class GraphedPasses:
         self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, passes: Passes, batch: TrainingBatch) -> Results:
-        """Run `passes`, the same function in every call, for a batch; return its results."""
+        """Run `passes` for a batch, eagerly or as a graph; return its results. All calls give the same `passes`."""
         batch = padded_to_recur(batch, longest=self._longest)
         shape = tuple(x.shape for x in (*batch.inputs, batch.targets))
         if shape not in self._graphs:
