@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ _TYPES = {
     torch.bool: "BOOL",
 }
 """The names of dtypes in a safetensors file."""
+_NUMBERS_AT_ONCE = 1 << 20
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -79,11 +80,20 @@ def tensors_in(file: TensorFile) -> dict[str, torch.Tensor]:
         return file.by_all_names(dict(sorted(load(file.file.read()).items())))  # safetensors returns them in any order
 
 
-def stream_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names and tensors of a file in float32, with one tensor at a time in memory."""
+def copy_stored(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy the tensors of a file into contiguous `tensors` with the same names and shapes, a few megabytes at a time.
+
+    Tensors of the file that `tensors` lacks are left out. Raises `RunFolderError`.
+    """
+    buffer = np.empty(_NUMBERS_AT_ONCE, np.float32)
     with ExitStack() as files:
-        for name, tensor in open_tensors(path, files).stored().items():
-            yield name, torch.from_numpy(np.asarray(tensor))
+        for name, stored in open_tensors(path, files).stored().items():
+            if name not in tensors:
+                continue
+            for first, part in enumerate(tensors[name].view(-1).split(_NUMBERS_AT_ONCE)):
+                values = buffer[: len(part)]
+                stored.read(first * _NUMBERS_AT_ONCE, values)
+                part.copy_(torch.from_numpy(values))
 
 
 def tensors_of(arrays: Mapping[str, np.ndarray | StoredTensor]) -> dict[str, torch.Tensor]:

@@ -31,7 +31,7 @@ from transduce.process import release_memory
 from transduce.runs.folder import NEW, RunFolder
 from transduce.runs.manifest import WEIGHTS, fingerprint
 from transduce.runs.tensor_file import read_header
-from transduce.runs.tensors import save_tensors, stream_tensors
+from transduce.runs.tensors import copy_stored, save_tensors
 from transduce.text.extension import SAMPLE_LINES, Extended, Parts, add_language, extend, new_pieces
 from transduce.text.hub import HubTokenizer
 from transduce.text.special import MASK, MASK_PIECE, UNK, Vocabulary
@@ -273,9 +273,7 @@ def load_start_weights(model: nn.Module, folder: Path, log: Log, *, lora: LoraSe
     if lora is not None:
         adapt(model, lora, new_rows=new_rows, trained=missing)
         own = model.state_dict()
-    for name, tensor in stream_tensors(path):
-        if name in own and name not in missing:
-            own[name].copy_(tensor)
+    copy_stored(path, {name: tensor for name, tensor in own.items() if name not in missing})
     unused = [name for name in saved if name not in own]
     parts = [f"{n_tensors - len(missing)} of {n_tensors} tensors loaded from training.start"]
     parts += [f"{label}: {', '.join(names)}" for label, names in (("random", missing), ("unused", unused)) if names]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from transduce.errors import RunFolderError
 from transduce.runs.tensor_file import read_header
-from transduce.runs.tensors import load_tensors, save_tensors, stream_tensors, write_tensors
+from transduce.runs.tensors import copy_stored, load_tensors, save_tensors, write_tensors
 
 
 def some_tensors() -> dict[str, torch.Tensor]:
@@ -104,7 +104,7 @@ def test_an_invalid_header_is_found(tmp_path: Path, header: Any) -> None:
         load_tensors(path)
 
 
-@pytest.mark.parametrize("read", [read_header, lambda path: dict(stream_tensors(path))])
+@pytest.mark.parametrize("read", [read_header, lambda path: copy_stored(path, {"a": torch.zeros(2)})])
 @pytest.mark.parametrize("aliases", ["[1", "3", "[" * 100_000])
 def test_invalid_names_of_tied_tensors_are_found_without_all_tensors(
     tmp_path: Path, aliases: str, read: Callable[[Path], Any]
@@ -152,3 +152,14 @@ def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
     save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(3)})
     (tmp_path / "x.txt").write_text("any other")
     assert (tmp_path / "x.safetensors").stat().st_mode == (tmp_path / "x.txt").stat().st_mode
+
+
+def test_stored_tensors_are_copied_in_parts_to_the_types_of_their_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.runs.tensors._NUMBERS_AT_ONCE", 7)
+    saved = {"a": torch.randn(5, 3), "b": torch.randn(7), "c": torch.randn(2), "empty": torch.zeros(0, 4)}
+    save_tensors(tmp_path / "x", saved)
+    targets = {"a": torch.zeros(5, 3, dtype=torch.bfloat16), "b": torch.zeros(7), "empty": torch.zeros(0, 4)}
+    copy_stored(tmp_path / "x", targets)
+    assert targets["a"].equal(saved["a"].bfloat16()) and targets["b"].equal(saved["b"])
