@@ -1,1 +1,1 @@
-"""`accelerate`, the C++ library of `native/` with its loader, kernels in Triton, and the optimizers of the library."""
+"""Kernels: `accelerate` makes models use the C++ library of `native/` on CPUs and Triton kernels on GPUs."""

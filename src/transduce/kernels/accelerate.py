@@ -30,18 +30,19 @@ _OF_LIBRARY: dict[type[nn.Module], type[nn.Module]] = {
 def accelerate(
     model: nn.Module, *, device: torch.device, precision: torch.dtype, purpose: Literal["training", "decoding"]
 ) -> str:
-    """Replace modules by ones that use kernels for this device; return the kernels' name, or "torch" for PyTorch's.
+    """Replace modules by faster equivalents for this device; return the name of their kernels.
 
-    In training on a CPU the C++ library computes whole stacks of Transformers, embeddings, and output layers with their
-    loss. On a GPU kernels in Triton compute attention, residual connections and the loss. On a CPU the other products
-    use `kernels.products`: in decoding, a sentence's result does not depend on its batch. Weights and their names do
-    not change; results change only by rounding and the random numbers of dropout.
+    The name is "torch" (PyTorch's kernels), "triton", or the CPU instructions that the C++ library uses, such as
+    "avx512". In training on a CPU, the library computes whole stacks of Transformers, embeddings, and output layers
+    with their loss. In training on a GPU, Triton kernels compute attention, residual connections and the loss. Other
+    matrix products on a CPU use `kernels.products`, with which a sentence's result in decoding does not depend on its
+    batch. Weights and their names do not change; results change only by rounding and dropout's random numbers.
 
     Args:
-        model: Changed in place. The base classes of the new modules compute cases that the kernels do not cover.
+        model: Changed in place. The original classes still compute all cases that the kernels do not cover.
         device: The device on which the model will be used.
         precision: The type of the model's matrix products.
-        purpose: For decoding, only layers that are matrix products are replaced.
+        purpose: For "decoding", only layers that are matrix products are replaced, and only on a CPU.
     """
     if device.type == "cuda" and purpose == "training" and _compiles_triton(device):
         from transduce.kernels.gpu import FOR_GPUS
@@ -66,16 +67,16 @@ def is_covered(model: nn.Module) -> bool:
 
 
 def _replace(model: nn.Module, classes: dict[type[nn.Module], type[nn.Module]]) -> None:
-    """Change the class of each module to its faster subclass, if any. Weights, hooks and names do not change."""
+    """Change the class of each module to its faster subclass in `classes`, if any; weights and hooks do not change."""
     for module in model.modules():
         module.__class__ = classes.get(type(module), type(module))
 
 
 @cache
 def _compiles_triton(device: torch.device) -> bool:
-    """Whether Triton works and this GPU has bfloat16. PyTorch for GPUs on Linux includes Triton.
+    """Whether this GPU supports bfloat16 and Triton can compile a kernel.
 
-    Triton needs a C compiler, Python's headers and a folder for its compiled kernels.
+    PyTorch for GPUs on Linux includes Triton, which needs a C compiler, Python's headers and a folder for its results.
     """
     if find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False

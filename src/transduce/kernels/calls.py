@@ -19,13 +19,13 @@ _threads = 0
 
 @cache
 def precisions() -> tuple[torch.dtype, ...]:
-    """The dtypes of the library's matrix products in training on this CPU."""
+    """Return the dtypes in which the library can compute matrix products in training on this CPU; may be empty."""
     library = load_library()
     return (torch.float32, torch.bfloat16)[: 0 if isinstance(library, str) else library.transduce_can_train()]
 
 
 def instructions(precision: torch.dtype) -> str:
-    """The CPU instructions of the library's products: amx, avx512_bf16, avx512, avx2, or torch if it has none."""
+    """Return the CPU instructions of the library's products, such as "avx2", or "torch" if it cannot compute them."""
     if precision not in precisions():
         return "torch"
     name = instruction_set()
@@ -35,7 +35,7 @@ def instructions(precision: torch.dtype) -> str:
 
 
 def products_dtype() -> torch.dtype | None:
-    """The dtype of the library's products now: autocast's, or float32 with gradients; None if PyTorch computes."""
+    """Return the dtype of the library's products: autocast's, else float32 with gradients; None if PyTorch computes."""
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
     elif torch.is_grad_enabled():
@@ -51,9 +51,9 @@ def n_threads() -> int:
 
 @contextmanager
 def all_threads_for_library() -> Iterator[None]:
-    """Context in which PyTorch uses one thread, and the library uses all of PyTorch's threads.
+    """Context manager that gives all of PyTorch's threads to the library, and leaves one thread to PyTorch.
 
-    Idle threads of two pools, which spin, would compete for the cores.
+    Otherwise, the idle threads of two thread pools, which spin, would compete for the cores.
     """
     global _threads
     n, before = torch.get_num_threads(), _threads
@@ -72,12 +72,12 @@ def new_seed() -> int:
 
 
 def pointers(*tensors: Tensor | None) -> array[int]:
-    """The addresses of tensors; 0 for None."""
+    """Return the memory addresses of tensors, with 0 for None."""
     return array("q", [0 if tensor is None else tensor.data_ptr() for tensor in tensors])
 
 
 def broadcast_strides(x: Tensor) -> tuple[int, ...]:
-    """Strides of a tensor; 0 for an axis along which it is broadcast."""
+    """Return the strides of a tensor, with 0 for each axis of size 1, along which it is broadcast."""
     return tuple(0 if n == 1 else step for n, step in zip(x.shape, x.stride(), strict=True))
 
 
@@ -89,10 +89,10 @@ _writes = ContextVar("writes", default=False)
 
 @contextmanager
 def writing_gradients(parameters: Iterable[Any] = ()) -> Iterator[None]:
-    """Context in which backward passes add gradients of weights to `grad` themselves; PyTorch's engine would copy them.
+    """Context manager in which the library's backward passes add weight gradients to `grad` directly.
 
-    Each forward pass may have one backward pass. The context has no effect if one of the `parameters` has a hook,
-    because only the engine calls hooks.
+    This avoids the copies of PyTorch's autograd engine. Each forward pass may have only one backward pass. The context
+    has no effect if one of the `parameters` has a hook, because only the engine calls hooks.
     """
     token = _writes.set(not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters))
     try:
@@ -102,14 +102,14 @@ def writing_gradients(parameters: Iterable[Any] = ()) -> Iterator[None]:
 
 
 def writes_gradients() -> bool:
-    """Whether backward passes add gradients of weights to `grad` themselves."""
+    """Whether backward passes add weight gradients to `grad` directly: inside `writing_gradients`."""
     return _writes.get()
 
 
 def gradient_place(parameter: Tensor, memory: Tensor) -> tuple[Tensor, bool]:
-    """Return the tensor to which a backward pass writes a gradient itself, and whether to add to its values.
+    """Return the tensor into which the library writes a parameter's gradient, and whether to add to its values.
 
-    The tensor is the parameter's `grad`, which is set to `memory` if it is None.
+    The tensor is the parameter's `grad`, which is set to `memory` if it is None. For a frozen parameter it is `memory`.
     """
     if not parameter.requires_grad:
         return memory, False

@@ -1,4 +1,4 @@
-"""Modules of a model on a GPU that compute with kernels in Triton (triton_*.py), in training and in validation."""
+"""Modules that compute with Triton kernels (triton_*.py) on a GPU, in training and in validation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TritonLinear(nn.Linear):
 
 
 class TritonProjection(FullProjection, TritonLinear):
-    """Projections whose heads are views of the product; PyTorch's kernels for float32 get copies."""
+    """Projections to heads that are views of one product, not copies, except in float32, as PyTorch's kernels need."""
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:  # type: ignore[override]
         if product_dtype(x) == torch.float32:
@@ -60,7 +60,7 @@ class TritonPreNorm(PreNorm):
 
 
 class _TritonAttention(MultiHeadAttention):
-    """Multi-head attention in one Triton kernel, if `attends` supports the inputs."""
+    """Multi-head attention in one Triton kernel if `attends` supports the inputs, otherwise in PyTorch."""
 
     def attend(
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
@@ -75,15 +75,15 @@ class _TritonAttention(MultiHeadAttention):
 
 
 class TritonSelfAttention(_TritonAttention, SelfAttention):
-    """Self-attention in one kernel."""
+    """Self-attention in one Triton kernel."""
 
 
 class TritonCrossAttention(_TritonAttention, CrossAttention):
-    """Cross-attention in one kernel."""
+    """Cross-attention in one Triton kernel."""
 
 
 class TritonTable(TokenTable):
-    """The output matrix with a loss whose kernel replaces logits by their gradient in place."""
+    """An embedding table and output matrix whose loss is a Triton kernel that overwrites logits by their gradient."""
 
     def loss(
         self,

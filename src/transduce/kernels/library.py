@@ -24,7 +24,7 @@ _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 
 @cache
 def load_library() -> ctypes.CDLL | str:
-    """The library, or the reason why it cannot be used. TRANSDUCE_NATIVE_LIBRARY can name another file."""
+    """Load the library (or the file TRANSDUCE_NATIVE_LIBRARY) once; return it, or a message why it cannot be used."""
     given = os.environ.get(_VARIABLE)
     path = Path(given) if given else Path(__file__).with_name("libtransduce_native.so")
     if not path.exists():
@@ -76,13 +76,13 @@ def load_library() -> ctypes.CDLL | str:
 
 
 def instruction_set() -> str:
-    """The library's instruction set: portable, avx2, avx_vnni, avx512, avx512_vnni, amx, neon_dot, neon_i8mm, or ""."""
+    """Return the CPU instruction set that the library uses, such as "avx512_vnni", or "" if there is no library."""
     library = load_library()
     return "" if isinstance(library, str) else library.transduce_isa().decode()
 
 
 def loaded_library() -> ctypes.CDLL:
-    """The library, for callers that know that it is available."""
+    """Return the library, for callers that know that it is available."""
     library = load_library()
     assert not isinstance(library, str), library
     return library
@@ -100,11 +100,11 @@ def _raise_error(library: ctypes.CDLL, code: int, _function: object, _arguments:
 
 
 def packed(rows: Sequence[Sequence[int] | np.ndarray]) -> tuple[array, array]:
-    """Concatenate rows of ids (int32); also return the start of each row and the end of the last (int64).
+    """Concatenate rows of token ids (int32); also return the offset of each row and, last, the total length (int64).
 
-    Uses Python's `array`: for the few ids of a sentence it takes a fraction of NumPy's time.
+    Python's `array` takes a fraction of NumPy's time for the few ids of a sentence.
 
-    Raises `SettingsError` for an id that no 32-bit integer holds.
+    Raises `SettingsError` for an id outside the range of 32-bit integers.
     """
     try:
         return array("i", chain.from_iterable(rows)), array("q", accumulate(map(len, rows), initial=0))
@@ -114,5 +114,5 @@ def packed(rows: Sequence[Sequence[int] | np.ndarray]) -> tuple[array, array]:
 
 
 def address(values: array | np.ndarray) -> int:
-    """The address of an array's values, for a function of the library."""
+    """Return the memory address of an array's values."""
     return values.buffer_info()[0] if isinstance(values, array) else values.ctypes.data

@@ -1,4 +1,4 @@
-"""Adam, Muon and the norm of gradients by the C++ library, in all threads; operations on many tensors by PyTorch."""
+"""Adam, Muon and gradient norms, computed by the C++ library in all threads, and PyTorch operations on many tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transduce.kernels.library import address, loaded_library
 
 
 def reaches(tensors: Sequence[Tensor]) -> bool:
-    """Whether the library can read and update these tensors in place."""
+    """Whether the library can read and update these tensors in place: dense float32 tensors in CPU memory."""
     return torch.float32 in precisions() and all(
         type(x) in (Tensor, torch.nn.Parameter) and x.dtype is torch.float32 and x.is_cpu and x.is_contiguous()
         for x in tensors
@@ -76,10 +76,10 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def multiply(tensors: list[Tensor], factor: float) -> None:
-    """Multiply tensors in place. A GPU runs one kernel for all tensors, for which PyTorch has no public function."""
+    """Multiply all tensors by `factor` in place. On a GPU, this private function of PyTorch is one kernel for all."""
     torch._foreach_mul_(tensors, factor)
 
 
 def interpolate(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
-    """Interpolate tensors in place: `weight` 0 leaves them unchanged, 1 gives `ends`. See `multiply`."""
+    """Move tensors towards `ends` in place, as `torch.lerp`: weight 0 leaves them unchanged, 1 makes them `ends`."""
     torch._foreach_lerp_(tensors, ends, weight)

@@ -1,4 +1,4 @@
-"""Matrix products by PyTorch on CPUs, independent of the batch in decoding, with recurring shapes in training."""
+"""Matrix products by PyTorch on CPUs. In decoding, results do not depend on the batch; in training, shapes recur."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transduce.nn.star import RelayAttention
 
 
 def _onednn_product() -> torch._ops.OpOverload | None:
-    """OneDNN's float32 product, if this build of PyTorch has it."""
+    """Return PyTorch's operator for oneDNN's float32 product, or None if this build of PyTorch does not have it."""
     if not torch.backends.mkldnn.is_available():
         return None
     packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -29,9 +29,9 @@ _SMALL = 64 * 64  # numbers in a matrix
 
 
 def _has_changing_shapes(x: Tensor) -> bool:
-    """Whether a product with x probably has another shape in each batch.
+    """Whether products with x probably have another shape in each batch.
 
-    True for bfloat16 on a CPU, which only training and validation use.
+    This is assumed of products in bfloat16 on a CPU, which only training and validation use.
     """
     return (
         x.device.type == "cpu"
@@ -44,15 +44,15 @@ def _has_changing_shapes(x: Tensor) -> bool:
 def cpu_linear(
     x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor | None = None
 ) -> Float[Tensor, "*B O"]:
-    """x W^T + b, as `F.linear`.
+    """Compute x W^T + b, as `F.linear` does.
 
-    On a CPU in float32 without gradients this uses oneDNN instead of MKL, PyTorch's choice. On AMD CPUs MKL uses half
-    of the vector width (108 compared with 240 GFLOP/s per core on a Zen 5). A row of oneDNN's result does not depend on
-    the number of rows, so a sentence's result does not depend on its batch. A single row is an exception, so it is
-    computed as two.
+    On a CPU in float32 without gradients, oneDNN computes the product instead of MKL, PyTorch's choice. On AMD CPUs MKL
+    uses half of the vector width (108 compared with 240 GFLOP/s per core on a Zen 5). A row of oneDNN's result does not
+    depend on the number of rows, so a sentence's result does not depend on its batch. The exception is a single row,
+    which is therefore computed twice.
 
-    In bfloat16 the number of rows is rounded up by rows of zeros: oneDNN compiles a kernel for every shape of a
-    product, which takes time and memory, and in training nearly every batch has a new shape. Rounded shapes recur.
+    In bfloat16, rows of zeros round up the number of rows. OneDNN compiles a kernel for every shape of a product, which
+    takes time and memory, and in training nearly every batch has a new shape. Rounded shapes recur.
     """
     if (
         _ONEDNN is None
@@ -75,12 +75,12 @@ def cpu_linear(
 
 
 def cpu_matmul(a: Float[Tensor, "*B N K"], b: Float[Tensor, "*b K M"]) -> Float[Tensor, "*B N M"]:
-    """a b, matrix by matrix, as `torch.matmul`.
+    """Multiply batches of matrices, as `torch.matmul` does.
 
-    Without gradients on a CPU, a single matrix is computed as a batch of two: PyTorch has a different routine for a
-    single matrix, which rounds differently with two threads, and a sentence's result must not depend on its batch.
-    Under autocast small matrices are multiplied in float32: oneDNN compiles a bfloat16 kernel for each shape, which
-    takes longer than the products of a batch of sentences.
+    Without gradients on a CPU, a single pair of matrices is computed as a batch of two. PyTorch has a different routine
+    for a batch of one, which rounds differently with two threads, and a sentence's result must not depend on its batch.
+    Under autocast, small matrices are multiplied in float32. OneDNN would compile a bfloat16 kernel for each shape,
+    which takes longer than the products of a batch of sentences.
     """
     if _has_changing_shapes(a) and a.shape[-2] * max(a.shape[-1], b.shape[-1]) <= _SMALL:
         with torch.autocast("cpu", enabled=False):
@@ -92,27 +92,27 @@ def cpu_matmul(a: Float[Tensor, "*B N K"], b: Float[Tensor, "*b K M"]) -> Float[
 
 
 def rounded_rows(n: int, *, least: int = 16) -> int:
-    """`n` rounded up to one of 16 counts per power of two, at least to a multiple of `least`.
+    """Round n up, so that few different numbers of rows occur: at most 16 for each power of two.
 
-    Above 16 times `least`, rounding adds at most 6 %.
+    The result is a multiple of `least`. If n is above 16 times `least`, rounding adds at most 6 %.
     """
     step = max(least, 1 << max(0, (n - 1).bit_length() - 5))
     return -(-n // step) * step
 
 
 class CpuLinear(nn.Linear):
-    """A linear layer by `cpu_linear`."""
+    """A linear layer that computes with `cpu_linear`."""
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
         return cpu_linear(x, self.weight, self.bias)
 
 
 class CpuProjection(FullProjection, CpuLinear):  # type: ignore[misc]
-    """A projection to heads by `cpu_linear`."""
+    """A projection to heads that computes with `cpu_linear`."""
 
 
 class CpuProducts:
-    """Base of modules that multiply by `cpu_linear` and `cpu_matmul`."""
+    """Base of modules that compute matrix products with `cpu_linear` and `cpu_matmul`."""
 
     linear, matmul = staticmethod(cpu_linear), staticmethod(cpu_matmul)
 

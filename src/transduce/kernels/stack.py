@@ -1,7 +1,7 @@
 """Stacks of Transformer blocks, each computed by one call of the C++ library forward and one backward.
 
-`StackEncoder` and `StackDecoder` compute the functions of their base classes, which compute a stack that the library
-does not know, or whose values hooks or recorders read.
+`StackEncoder` and `StackDecoder` compute the same functions as their base classes. The base classes still compute a
+stack that the library does not support, or whose inner values are read by hooks or a recorder.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _UnsupportedError(Exception):
 
 
 def _common(values: Iterable[T]) -> T:
-    """The common value of `values`; `_UnsupportedError` if they differ."""
+    """Return the value that all `values` equal; raise `_UnsupportedError` if they differ."""
     value, *others = set(values)
     if others:
         raise _UnsupportedError(f"parts of the stack differ: {value}, {others}")
@@ -76,7 +76,7 @@ def _common(values: Iterable[T]) -> T:
 
 
 class Plan:
-    """The arguments that all calls for one stack share, and its parameters in the order of `transduce_stack_call`."""
+    """The arguments that all library calls for one stack share, and the stack's parameters in the library's order."""
 
     def __init__(self, stack: Stack) -> None:
         """Raise `_UnsupportedError` if the library does not support this stack; see `plan_of`."""
@@ -126,7 +126,10 @@ class Plan:
         return type(None), ()
 
     def dropout_rates(self) -> tuple[float, float, float] | None:
-        """Current dropout rates of sub-layers, attention weights and activations; None if they differ among layers."""
+        """Return the current dropout rates of residual connections, attention weights and activations.
+
+        Return None if the rates differ among layers.
+        """
         rates = [{d.p if d.training else 0.0 for d in dropouts} or {0.0} for dropouts in self._dropouts]
         if any(len(different) > 1 for different in rates):
             return None
@@ -137,12 +140,12 @@ class Plan:
         return [parameters.get(name) for parameters, name in self._slots]
 
     def is_watched(self) -> bool:
-        """Whether hooks or a recorder read the values inside the stack."""
+        """Whether hooks or a recorder read values inside the stack, which the library does not return."""
         is_recorded = any("attend" in vars(module) for module in self._attentions)
         return is_recorded or any(self._hooks) or _has_any_global_hook()
 
     def memory(self, n_bytes: int, *, reuse: bool) -> Tensor:
-        """Memory for saved activations; with `reuse`, the memory of an earlier update if it is large enough."""
+        """Return memory for saved activations; with `reuse`, the memory of an earlier update if it is large enough."""
         if not reuse:
             return torch.empty(n_bytes, dtype=torch.uint8)
         known, self._memory = self._memory, None
@@ -158,13 +161,13 @@ class Plan:
         return torch.frombuffer(pages, dtype=torch.uint8)
 
     def give_back(self, memory: Tensor) -> None:
-        """Keep the memory of a forward pass for the next update, after its only backward pass."""
+        """Keep the memory of a forward pass for reuse; called after its only backward pass."""
         self._memory = memory
 
     def gradients(self, parameters: list[Tensor | None], *, writes: bool) -> tuple[list[Tensor | None], array[int]]:
-        """Return the tensor for each gradient, and for each whether to add to its values; see `gradient_place`.
+        """Return a tensor for each parameter's gradient, and an int8 each: 1 if the library adds to its values.
 
-        `writes`: the backward pass writes gradients itself, to the same memory in every update.
+        `writes`: whether to use the parameters' `grad` directly (`gradient_place`), in the same memory in every update.
         """
         gradients, adds = list(self._gradients) if writes else [], array("b", [0]) * len(parameters)
         if not gradients:
@@ -185,11 +188,11 @@ _KNOWN = {
     *(nn.Linear, FullProjection, nn.LayerNorm, nn.RMSNorm),
 }
 _KNOWN |= {FOR_CPUS[kind] for kind in _KNOWN & FOR_CPUS.keys()}
-"""Classes whose `forward` the library knows. A subclass, such as a layer with adapters, may compute something else."""
+"""Classes whose `forward` the library can compute. Their subclasses, such as layers with adapters, are not included."""
 
 
 def _is_known(stack: Stack) -> bool:
-    """Whether the library knows the class of every part of a stack."""
+    """Whether the library can compute every part of a stack, judged by the parts' classes."""
     pattern = {Encoder: FullPattern, StackEncoder: FullPattern, Decoder: CausalPattern, StackDecoder: CausalPattern}
     if not isinstance(stack, (Encoder, Decoder)) or [*map(type, stack.patterns)] != [pattern.get(type(stack))]:
         return False
@@ -212,7 +215,7 @@ def _has_memory(block: Any) -> bool:
 
 
 def _layers(block: Any) -> Iterator[nn.Module]:
-    """The linear layers and norms of a block in the order of `transduce_stack_call`."""
+    """Yield the linear layers and norms of a block in the order of the library's `transduce_stack_call`."""
     own = block.self_attention
     yield from (own.gate_value,) if isinstance(own, SSRU) else (own.query_key_value, own.output)
     yield block.self_attention_residual.norm
@@ -223,7 +226,7 @@ def _layers(block: Any) -> Iterator[nn.Module]:
 
 
 def plan_of(stack: Stack) -> Plan | None:
-    """Return the plan of a stack, which is made once, or None if the library cannot compute this stack."""
+    """Return the plan of a stack, which is made once, or None if the library cannot compute the stack."""
     plan: Plan | Literal[False] | None = vars(stack).get("_plan")
     if plan is None:
         try:
@@ -235,7 +238,7 @@ def plan_of(stack: Stack) -> Plan | None:
 
 
 def _plan_for(stack: Stack, x: Tensor, scheme: Positions) -> Plan | None:
-    """The plan of a stack if the library computes it for this input now."""
+    """Return the plan of a stack if the library can compute it for the input x now, otherwise None."""
     plan = plan_of(stack) if x.is_cpu and products_dtype() is not None else None
     if plan is None or not (plan.is_recurrent or knows(scheme)) or not (0 < x.shape[1] <= _MAX_POSITIONS and len(x)):
         return None
@@ -255,7 +258,7 @@ def knows(scheme: Positions) -> bool:
 
 
 class StackEncoder(Encoder):
-    """An encoder whose stack is computed by one call of the C++ library."""
+    """An encoder's stack, computed by one call of the C++ library."""
 
     def forward(
         self, x: Float[Tensor, "B S D"], *, mask: Bool[Tensor, "B 1 S"], positions: Positions
@@ -268,14 +271,14 @@ class StackEncoder(Encoder):
 
 @dataclass(slots=True, kw_only=True)
 class WholeTarget(DecoderState):
-    """The state of a decoder that reads the whole target in one step: the encoder's memory, without cached keys."""
+    """The state of a `StackDecoder` that reads the whole target in one step. It has no caches, only the memory."""
 
     memory: Float[Tensor, "B S D"]
     mask: Bool[Tensor, "B 1 S"]
 
 
 class StackDecoder(Decoder):
-    """A decoder whose stack is computed by one call of the C++ library when it reads whole targets, as in training."""
+    """A decoder's stack, computed by one call of the C++ library if it reads whole targets, as in training."""
 
     def start(
         self, memory: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S"], *, capacity: int, n_beams: int
@@ -317,7 +320,7 @@ def _run(
     causal: bool = False,
     memory: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Float[Tensor, "B T D"]:
-    """Run a stack; return its hidden states.
+    """Compute a stack with the library; return its hidden states.
 
     `bias` hides keys in self-attention. `memory`: the encoder's output, and the bias that hides its padding.
     """

@@ -1,11 +1,11 @@
-"""Attention for short sequences, and residual connections with dropout and norm, on a GPU, in Triton.
+"""Triton kernels for a GPU: attention for short sequences, and residual connections with dropout and norm.
 
-FlashAttention and similar kernels use tiles that sentences do not fill, and some plan again for each shape. Here one
-program holds the weights of one head of one sentence as a single tile in registers. The backward kernel recomputes
-them and computes all gradients in one pass, so that each input is read once and each gradient written once.
+FlashAttention and similar kernels use tiles that sentences do not fill, and some make a new plan for each shape. Here
+one program holds the attention weights of one head of one sentence as a single tile in registers. The backward kernel
+recomputes the weights and computes all gradients in one pass; it reads each input once and writes each gradient once.
 
-A residual connection, dropout and the norm are one kernel, where PyTorch starts four. Dropout is a function of a seed
-in GPU memory and the position of each element.
+A residual connection, dropout and the norm are one kernel, for which PyTorch starts four. Dropout is a function of a
+seed in GPU memory and of each element's position.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PROGRAMS = 1024  # maximum number of programs of a backward pass: about eight f
 def new_seed(device: torch.device) -> Tensor:
     """Draw a seed, int64 [1], from PyTorch's generator of this GPU.
 
-    It stays on the GPU: reading it would synchronize.
+    The seed stays on the GPU, as reading it on the CPU would synchronize the two.
     """
     return torch.randint(1 << 31, (1,), device=device)
 
 
 @triton.jit
 def _hash(x):  # type: ignore[no-untyped-def]
-    """The finalizer of MurmurHash3: each bit of x changes every bit of the result with probability 1/2."""
+    """Hash x (uint32) with MurmurHash3's finalizer: each bit of x changes every result bit with probability 1/2."""
     x ^= x >> 16
     x *= 0x85EBCA6B
     x ^= x >> 13
@@ -44,7 +44,10 @@ def _hash(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def keep_factors(seed, part, places, p):  # type: ignore[no-untyped-def]
-    """1 / (1 - p) with probability 1 - p, otherwise 0, in the shape of `places` (int32 positions within `part`)."""
+    """Draw dropout's factors: 1 / (1 - p) with probability 1 - p, otherwise 0, in the shape of `places`.
+
+    They depend on the seed, on `part` (such as a row's number) and on `places` (int32 positions within the part).
+    """
     start = _hash(tl.load(seed).to(tl.uint32) + part.to(tl.uint32) * 0x9E3779B1)
     draw = _hash(places.to(tl.uint32) * 0x9E3779B1 + start) >> 8
     return tl.where(draw.to(tl.float32) >= p * (1 << 24), 1 / (1 - p), 0.0)
@@ -126,15 +129,15 @@ def _norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
 
 
 def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | None, p: float) -> Float[Tensor, "*B D"]:
-    """x + dropout(update), and the LayerNorm or RMSNorm of this sum if a norm is given, in the dtype of the update.
+    """Compute x + dropout(update) and, if a norm is given, its LayerNorm or RMSNorm, in the dtype of `update`.
 
-    Dropout is a function of one random seed and the position of each element.
+    Dropout has probability p; it is a function of one random seed and of each element's position.
     """
     return _Residual.apply(x, update, *_norm_arguments(norm), p, new_seed(x.device) if p else None)
 
 
 def normed(x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm) -> Float[Tensor, "*B D"]:
-    """LayerNorm or RMSNorm of x."""
+    """Compute the LayerNorm or RMSNorm of x."""
     return _Residual.apply(x, None, *_norm_arguments(norm), 0.0, None)
 
 
@@ -189,12 +192,12 @@ def _n_warps(width: int) -> int:
 _LONGEST, _WIDEST = 64, 128  # sequences and heads whose tiles fit into the registers of a GPU's multiprocessor
 _HALF = (torch.bfloat16, torch.float16)  # in float32, Triton would take ten seconds to compile a product
 _VARYING = ["n_queries", "n_keys", "causal", "p", "m_b", "m_h", "m_t", "m_s"]
-"""Arguments that Triton does not specialize on: their values do not trigger a new compilation."""
+"""Arguments of attention kernels whose new values must not make Triton compile the kernels again."""
 
 
 @triton.jit
 def _weights(query, key, bias, rows, columns, n_keys, row_step, column_step, scale, causal):  # type: ignore[no-untyped-def]
-    """softmax(Q K^T * scale + bias) of one head, in float32."""
+    """Compute the attention weights of one head, softmax(Q K^T * scale + bias), in float32."""
     inside = columns[None, :] < n_keys
     added = tl.load(bias + rows[:, None] * row_step + columns[None, :] * column_step, mask=inside, other=0.0)
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale + added
@@ -279,12 +282,12 @@ def _attend_backward(  # type: ignore[no-untyped-def]
 
 
 def _tile(n: int) -> int:
-    """Round up to a power of two that is a valid tile size of a product."""
+    """Round n up to a power of two of at least 16, a valid size of a tile in Triton's matrix products."""
     return max(16, 1 << (n - 1).bit_length())
 
 
 def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], value: Tensor, bias: object) -> bool:
-    """Whether `attend` supports this attention: short sequences, half precision, a fixed bias."""
+    """Whether `attend` supports these inputs: short sequences in half precision on a GPU, with a fixed bias or none."""
     if query.dim() != 4 or not query.is_cuda or query.dtype not in _HALF or key.dtype != query.dtype:
         return False
     scores = (*query.shape[:3], key.shape[2])
@@ -320,10 +323,10 @@ def attend(
     causal: bool = False,
     p: float = 0.0,
 ) -> Float[Tensor, "B H T V"]:
-    """dropout(softmax(Q K^T / sqrt(d_k) + bias)) V, in the inputs' dtype with float32 sums (paper 3.2.1).
+    """Compute attention, dropout(softmax(Q K^T / sqrt(d_k) + bias)) V, with float32 sums (paper 3.2.1).
 
-    Query head h uses key head h // (H / G). `attends` limits T and S to 64, K and V to 128. Dropout is a
-    function of one random seed and the position of each weight.
+    Query head h uses key head h // (H / G). T and S are at most 64, K and V at most 128 (see `attends`). Dropout has
+    probability p; it is a function of one random seed and of each weight's position.
     """
     return _HeadsAttention.apply(query, key, value, bias, new_seed(query.device) if p else None, causal, p)
 
@@ -352,7 +355,7 @@ class _HeadsAttention(torch.autograd.Function):
 
 
 def _launch(kernel: Any, n_programs: int, tensors: list[Tensor | None], strided: list[Tensor], *options: Any) -> None:
-    """Start a kernel. `strided`: query, key, value, and an output or its gradient; `options`: causal, p."""
+    """Start an attention kernel. `strided`: query, key, value, and the output or its gradient. `options`: causal, p."""
     query, key, value, other = strided
     bias, seed = tensors[3:5]
     if bias is None:

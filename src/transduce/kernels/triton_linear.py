@@ -1,6 +1,6 @@
-"""Linear layers on a GPU, whose bias gradients are sums over rows, and the loss of a large vocabulary.
+"""Triton kernels for a GPU: the bias gradient of linear layers, and the loss of a large vocabulary.
 
-A kernel of the loss turns logits into their gradient, in place.
+The kernel of the loss overwrites logits by their gradient.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _COLUMNS, _ROWS = 64, 32  # size of a tile
-_PARTS = 64  # most partial sums of a column
+_PARTS = 64  # maximum number of partial sums of a column
 _CHUNK = 1 << 28  # logits in memory at a time: 512 MiB in bfloat16
 
 
@@ -32,7 +32,7 @@ def _column_sums(x, sums, n_rows, n_columns, step, COLUMNS: tl.constexpr, ROWS: 
 
 
 def column_sums(x: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
-    """The sum over rows, in float32. The last axis of x has stride 1."""
+    """Sum over the rows of x, in float32. The last axis of x must have stride 1."""
     n_rows, n_columns = x.shape
     n_parts = min(_PARTS, -(-n_rows // _ROWS))
     sums = x.new_empty(n_parts, n_columns, dtype=torch.float32)
@@ -42,7 +42,7 @@ def column_sums(x: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
 
 
 class GpuLinear(torch.autograd.Function):
-    """x W^T + b, with products in `dtype`. Gradients have the dtypes of x and of the weight."""
+    """Autograd function of x W^T + b, with products in `dtype`. Gradients have the dtypes of x and of the weight."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, dtype):  # type: ignore[no-untyped-def]
@@ -100,7 +100,10 @@ def _of_logits(  # type: ignore[no-untyped-def]
 
 
 class GpuLinearCrossEntropy(torch.autograd.Function):
-    """The sums of `label_smoothed_loss`, a chunk of rows at a time; the forward pass also computes the gradient."""
+    """Autograd function of the sums of `label_smoothed_loss`, computed for a chunk of rows at a time.
+
+    The forward pass also computes the gradients if `wanted`.
+    """
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]

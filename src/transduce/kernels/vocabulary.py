@@ -113,7 +113,7 @@ def _embedding_call(
 
 
 class LibraryTable(CpuProducts, TokenTable):
-    """The output matrix and the loss, computed by one call of the C++ library, which never holds all logits."""
+    """An output matrix whose loss is computed by one call of the C++ library, which never holds all logits."""
 
     def loss(
         self,
@@ -135,7 +135,7 @@ class LibraryTable(CpuProducts, TokenTable):
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The sums of `label_smoothed_loss`; the forward pass also computes the gradient."""
+    """Autograd function of the two sums of `label_smoothed_loss`; the forward pass also computes the gradients."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, gold, options):  # type: ignore[no-untyped-def]
