@@ -1,1 +1,1 @@
-"""Training with several processes."""
+"""Training with several processes, on one machine or several."""

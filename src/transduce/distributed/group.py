@@ -1,7 +1,7 @@
 """Data-parallel training with torch.distributed, on one machine or several.
 
-Every rank computes the gradients of its share of each update's sentences. They are summed over all targets of all ranks
-and divided once by their number (`Updater`).
+Every rank computes the gradients of its share of each update's sentences. Gradients are summed over all ranks and
+divided once, by the number of targets of the whole update (`Updater`).
 
 After every update the ranks agree on whether a signal asked one of them to stop, and on the clock of the main process.
 So all of them stop, save and finish at the same update.
@@ -9,9 +9,9 @@ So all of them stop, save and finish at the same update.
 `training.parallel` decides whether a rank has a copy of the model (`Replicas`) or a shard of each weight (`Shards`).
 DistributedDataParallel makes copies too, but it cannot repeat a backward pass that ran out of memory on one rank, and
 needs a batch on every rank. Shards are PyTorch's FSDP2: every rank has a shard of each weight, its gradient and its
-optimizer state. The blocks of encoders and decoders are gathered one by one when they compute. Everything else, such as
-embeddings and models of other layers, is gathered for the whole forward and backward pass. With several machines, each
-has all shards (HSDP), so that only sums of gradients cross the network.
+optimizer state. The blocks of encoders and decoders are gathered one by one when they compute. All other weights, such
+as embeddings, are gathered for the whole forward and backward pass. With several machines, each machine has all shards
+(HSDP), so that only sums of gradients cross the network.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ BUCKET_BYTES = 25 << 20  # as in DistributedDataParallel
 
 @final
 class Replicas:
-    """Copies of a model, one in each rank.
+    """Copies of a model, one in each rank, whose gradients are summed over all ranks.
 
-    Gradients are summed in buckets, each as soon as the last backward pass of an update has filled it.
-    Buckets contain the parameters in reverse order, roughly the order of the backward pass, and all ranks sum them in
-    this order. If a backward pass is repeated, sums that were already started are kept: they belong to the same
-    sentences, with other dropout.
+    Gradients are summed in buckets, each as soon as the last backward pass of an update has filled it. Buckets contain
+    the parameters in reverse order, roughly the order of the backward pass, and all ranks sum them in this order. If a
+    backward pass is repeated, sums that have already started are kept; they belong to the same sentences, with other
+    random numbers of dropout.
     """
 
     in_step = False
@@ -68,7 +68,7 @@ class Replicas:
 
     @contextlib.contextmanager
     def computing(self, *, last: bool) -> Iterator[None]:
-        """See `Ranks.computing`; the `last` backward pass completes the gradients of this rank."""
+        """Context manager for a micro-batch's passes; in the `last` one of an update, full buckets are summed."""
         self._missing = [len(bucket) for bucket in self._buckets] if last else []
         try:
             yield
@@ -76,7 +76,10 @@ class Replicas:
             self._missing = []
 
     def finish(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Wait for the gradients; return their norm after the summed `sums`. A rank without a sentence adds zeros."""
+        """Wait until gradients and `sums` are summed over all ranks; return the summed `sums`, then the gradient norm.
+
+        A rank without a sentence adds zeros.
+        """
         while len(self._works) < len(self._buckets):
             self._sum(sums if len(self._works) + 1 == len(self._buckets) else ())
         works, self._works = self._works, []
@@ -100,7 +103,7 @@ class Replicas:
         check_equal(weights)
 
     def _count(self, number: int, _: Tensor) -> None:
-        """Count a gradient in bucket `number`; sum complete buckets but the last, which `finish` sums with losses."""
+        """Count a gradient of bucket `number`, and start to sum complete buckets; `finish` sums the last bucket."""
         if self._missing:
             self._missing[number] -= 1
             while (n := len(self._works)) + 1 < len(self._buckets) and not self._missing[n]:
@@ -122,7 +125,7 @@ class Replicas:
 
 
 def check_equal(weights: Mapping[str, Tensor]) -> None:
-    """Raise `RankExited` unless tensors are bit-identical in all ranks, by a checksum of each tensor."""
+    """Raise `RankExited` if the weights differ between ranks, as a checksum of each tensor's bits shows."""
     bits = (tensor.detach().view(torch.int32) for tensor in weights.values())
     sums = torch.stack([tensor.sum(dtype=torch.int64).cpu() for tensor in bits])
     extremes = torch.stack([sums, -sums])
@@ -147,7 +150,7 @@ def _fill_buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parame
 
 @final
 class Shards:
-    """The shards of a model, which `fully_shard` puts in place of its parameters."""
+    """A model whose parameters are replaced by shards: PyTorch's `fully_shard` (FSDP2)."""
 
     in_step = True
 
@@ -179,12 +182,15 @@ class Shards:
 
     @contextlib.contextmanager
     def computing(self, *, last: bool) -> Iterator[None]:
-        """Reduce gradients after each backward pass: unsharded gradients need as much memory as the model."""
+        """Context manager for a micro-batch's passes, after each of which gradients are reduced to shards.
+
+        Unsharded gradients would need as much memory as the model.
+        """
         yield
         self._model.reshard()  # after a forward pass without gradients; the loss has used the output matrix
 
     def finish(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Sum `sums` over all ranks; also return the norm of all gradient shards."""
+        """Return the totals of `sums` over all ranks, then the norm of the whole gradient."""
         square = gradient_norm(parameters).square() / self._n_copies
         total = torch.stack([*(value.detach().float() for value in sums), square])
         distributed.all_reduce(total)
@@ -193,7 +199,7 @@ class Shards:
 
     @contextlib.contextmanager
     def whole(self, model: nn.Module) -> Iterator[nn.Module]:
-        """A copy of the whole model on the CPU in the main process; `model` itself in other ranks."""
+        """Context manager that yields a copy of the whole model, on the CPU, in the main process; elsewhere `model`."""
         weights = gather(dict(model.named_parameters()), keep=self._empty is not None)
         if self._empty is None:
             yield model
@@ -207,17 +213,17 @@ class Shards:
                 parameter.data = torch.empty(0)
 
     def close(self) -> None:
-        """Drop references to the process group: the mesh, which caches of PyTorch keep, and the model."""
+        """Drop references to the process group, which the mesh (kept by PyTorch's caches) and the model have."""
         vars(self._mesh).get("_pg_registry", {}).clear()
         for module in [*self._model.modules()]:
             vars(module).clear()
 
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """Check nothing: ranks have different shards of the weights."""
+        """Check nothing, as each rank has other shards of the weights."""
 
 
 def _units(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules whose shards are gathered separately, inner modules first."""
+    """Yield the modules of a model whose shards are gathered separately, inner modules first."""
     for module in model.modules():
         if isinstance(module, Encoder | Decoder):
             # A decoder computes the keys and values of the memory before its first block.
@@ -226,19 +232,19 @@ def _units(model: nn.Module) -> Iterator[nn.Module]:
 
 
 PARALLEL: dict[str, type[Replicas] | type[Shards]] = {"replicate": Replicas, "shard": Shards}
-"""Classes for `training.parallel`."""
+"""Classes by the value of the setting `training.parallel`."""
 
 TEXT_TIMEOUT = timedelta(days=7)
-"""Time that a worker waits for the main process, which may read text for hours. Later ranks wait `training.timeout`. A
-rank that died is noticed at once, because its connections close."""
+"""Time that a worker waits at the start for the main process, which may read text for hours. Later, ranks wait
+`training.timeout`. A rank that died is noticed at once, because its connections close."""
 
 
 @final
 class GroupRanks(Ranks):
-    """A process of a training in several processes.
+    """One process of a training with several processes, as a rank.
 
-    Messages are exchanged by gloo on the CPU, so that nothing waits for a GPU. Gradients on GPUs are summed by nccl.
-    Each rank publishes the number of its last exchange and its activity, so that messages can name a stuck rank.
+    Messages are exchanged by gloo on the CPU, so that they do not wait for a GPU. Gradients on GPUs are summed by nccl.
+    Each rank publishes the number of its last exchange and its activity, so that an error can name a stuck rank.
     """
 
     def __init__(self, process: ProcessRank) -> None:
@@ -250,7 +256,7 @@ class GroupRanks(Ranks):
         self._minutes, self._exchanges, self._activity = 0.0, 0, ""
 
     def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send the main process's message: `timeout`, in minutes, or `exit`. Messages of workers are ignored."""
+        """Send the main process's message, `timeout` in minutes or the exit code `exit`, to the workers; return it."""
         self.started = True
         with self._exchange():
             if self.is_main_process:
@@ -273,10 +279,7 @@ class GroupRanks(Ranks):
         return received
 
     def bind_device(self, device: torch.device) -> torch.device:
-        """Return the GPU of this rank, with its number.
-
-        The number is needed because the current GPU is set per thread, and batches come from another thread.
-        """
+        """Return the device of this rank, a GPU with its number: the current GPU differs in the thread of batches."""
         if device.type == "cuda":
             device = torch.device("cuda", self.process.local_rank)
             torch.cuda.set_device(device)
@@ -306,7 +309,7 @@ class GroupRanks(Ranks):
         self._store.set(f"rank{self.rank}", f"{self._exchanges} {activity}")
 
     def broadcast(self, make: Callable[[], T], *, source: int = 0) -> T:
-        """Broadcast a value as JSON: first its length, then its bytes."""
+        """See `Ranks.broadcast`; the value is sent as JSON, first its length, then its bytes."""
         content = json.dumps(make()).encode() if self.rank == source else b""
         length = torch.tensor([len(content)])
         with self._exchange():
@@ -343,7 +346,7 @@ class GroupRanks(Ranks):
 
     @contextlib.contextmanager
     def _exchange(self) -> Iterator[None]:
-        """Context in which ranks exchange data. It counts the exchanges, so that messages can name a stuck rank."""
+        """Context manager for an exchange between ranks; counts exchanges, so that an error can name a stuck rank."""
         with self.translating_errors():
             if distributed.is_initialized():
                 self._exchanges += 1
@@ -352,7 +355,7 @@ class GroupRanks(Ranks):
 
     @contextlib.contextmanager
     def translating_errors(self) -> Iterator[None]:
-        """Turn errors of torch.distributed into `RankExited`: another rank is gone, or does not answer."""
+        """Turn errors of torch.distributed in the `with` block into `RankExited` (or `RankStuck` after a timeout)."""
         try:
             yield
         except RuntimeError as error:
@@ -365,9 +368,9 @@ class GroupRanks(Ranks):
             raise RankExited(f"another process of this training exited; {hint}") from error
 
     def _report_stuck_ranks(self, hint: str) -> None:
-        """Raise `RankStuck` in the first rank that is not stuck.
+        """Raise `RankStuck` in the first rank that is not stuck; it names the stuck ranks and their activities.
 
-        A rank is stuck if it did not come to this exchange, or does not notice that the exchange takes too long.
+        A rank is stuck if it did not begin this exchange, or does not notice that the exchange takes too long.
         """
         self._exchanges += 1
         self.report_activity(self._activity)
@@ -381,10 +384,10 @@ class GroupRanks(Ranks):
 
 @contextlib.contextmanager
 def join_ranks() -> Iterator[Ranks]:
-    """Join the ranks given by the environment. If the main process exits before `start`, the workers exit.
+    """Context manager in which this process is a rank of the training that torchrun's environment variables describe.
 
-    No reference to the process group may remain at the end: its threads would free tensors while the interpreter exits,
-    which aborts the process.
+    If the main process exits before `start`, the workers exit. No reference to the process group may remain at the end:
+    its threads would free tensors while the interpreter exits, which aborts the process.
     """
     process = this_process()
     if process.size == 1:
@@ -414,7 +417,10 @@ def join_ranks() -> Iterator[Ranks]:
 
 
 def check_devices(device: torch.device, n: int | None = None) -> None:
-    """Refuse more processes than GPUs on this machine. `n`: number of processes (default: of this training)."""
+    """Raise `SettingsError` if `device` is a GPU and this machine has fewer GPUs than processes.
+
+    `n`: number of processes (default: of this training, on this machine).
+    """
     n, n_gpus = n or this_process().local_size, torch.cuda.device_count() if device.type == "cuda" else 0
     if device.type == "cuda" and n > n_gpus:
         raise SettingsError(f"{n} processes need {n} GPUs; PyTorch finds {n_gpus} here; ask for fewer, or for the CPU")

@@ -1,6 +1,6 @@
-"""The rank of this process, read from the environment variables that torchrun sets, and `--processes N`.
+"""Read the rank of this process from torchrun's environment variables, and start processes for `--processes N`.
 
-torchrun's library starts and monitors the N processes that train together on this machine.
+PyTorch's library behind torchrun starts and monitors the N processes that train together on this machine.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from transduce.process import SAFE_PATH, n_cores, send_at_parent_exit
 
 _SAVED = (129, 130, 143)  # exit codes after SIGHUP, SIGINT, SIGTERM
 _CONSEQUENCES = (RankExited.exit_code, -signal.SIGTERM, *_SAVED)
-"""Exit codes of a process that stopped because another one stopped: torchrun sends SIGTERM to the others."""
+"""Exit codes of a process that stopped because another process did: torchrun sends SIGTERM to the remaining ones."""
 
 
 LAUNCHER_ID = "transduce-processes"
-"""torchrun's name of a job that `--processes` started."""
+"""The job name by which processes know that `--processes` started them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRank:
-    """Rank of a process among all `size` processes of a training, and among the processes on its machine, from 0.
+    """Rank of a process among all processes of a training, and local rank among those on its machine, from 0.
 
-    `launched`: started by `--processes`, which reports the process that failed.
+    `launched`: whether `--processes` started the process, and will report failures.
     """
 
     rank: int = 0
@@ -40,9 +40,9 @@ class ProcessRank:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> ProcessRank:
-        """Read the environment. If a variable is missing (clusters set some for all jobs), the process trains alone.
+        """Read the rank from environment variables; if one is missing, the process trains alone.
 
-        Raises `SettingsError` if all are set but invalid.
+        Clusters set some of the variables for all jobs. Raises `SettingsError` if all are set but invalid.
 
         >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         >>> ProcessRank.of(torchrun).rank
@@ -74,13 +74,13 @@ def this_process() -> ProcessRank:
 
 
 def stop_with_launcher() -> None:
-    """Let a process that `--processes` started save and stop when the launcher dies."""
+    """Make this process save and stop when the launcher dies, if `--processes` started it."""
     if this_process().launched:
         send_at_parent_exit(signal.SIGTERM)
 
 
 def launch_if_asked(n: int, *, max_restarts: int) -> None:
-    """Run this command in `n` processes and exit with their code, unless this process is one of the `n`."""
+    """Run this command in `n` processes and exit with their exit code, unless this process is one of them already."""
     size = this_process().size
     if size > 1 and n not in (1, size):
         raise SettingsError(f"--processes {n}: torchrun started {size} already; use one of the two")
@@ -93,8 +93,8 @@ def launch_if_asked(n: int, *, max_restarts: int) -> None:
 def launch(arguments: Sequence[str], n: int, *, max_restarts: int = 0) -> int:
     """Run Python with these arguments in `n` processes; return the exit code.
 
-    Signals are passed on to all. If one process fails, all exit: the other processes notice it at once, or are killed
-    after the 30 seconds that torchrun gives them. Then all start again, at most `max_restarts` times.
+    Signals are passed on to all processes. If one fails, all exit: the others notice it at once, or are killed after
+    torchrun's 30 seconds. If a process was lost, all start again, at most `max_restarts` times.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
 
@@ -150,19 +150,22 @@ def _run_once(arguments: Sequence[str], n: int) -> dict[int, int]:
 
 
 def _signals_to_forward() -> list[str]:
-    """Return the signals to pass on. Ignored ones (nohup, background jobs of a script) stay ignored."""
+    """Return the names of the signals to pass on. Signals that are ignored (nohup, background jobs) stay ignored."""
     names = (name for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
     return [name for name in names if signal.getsignal(signal.Signals[name]) is not signal.SIG_IGN]
 
 
 def _is_loss(codes: Mapping[int, int]) -> bool:
-    """Whether a process was lost: killed or without an answer, not stopped by an error or a user's signal."""
+    """Whether a process was lost: it was killed or did not answer, and was not stopped by an error or by the user.
+
+    `codes`: exit codes of failed processes by rank.
+    """
     causes = [code for code in codes.values() if code not in _CONSEQUENCES]
     return all(code < 0 for code in causes) if causes else not {*codes.values()} & {*_SAVED}
 
 
 def report_failures(codes: Mapping[int, int], n: int) -> int:
-    """Return the exit code of the process whose failure stopped the others; name a process that was killed.
+    """Return the exit code of the process whose failure stopped the others; print its number if it was killed.
 
     `codes`: exit codes of failed processes by rank, negative ones for signals.
     """
@@ -178,7 +181,7 @@ def report_failures(codes: Mapping[int, int], n: int) -> int:
 
 
 def _killed(codes: Mapping[int, int], n: int) -> str:
-    """Describe the first process that was killed; an empty string if none was."""
+    """Describe the first of n processes that was killed; return an empty string if none was."""
     for rank, code in sorted(codes.items()):
         if code < 0 and code not in _CONSEQUENCES:
             return f"process {rank + 1} of {n} was killed by {signal.Signals(-code).name}"

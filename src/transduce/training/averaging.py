@@ -1,6 +1,6 @@
 """Averages of the weights over training: a moving average in memory, or the mean of snapshots in files.
 
-`training.average` decides which weights become the run's model. Each value is one class of the AVERAGES table:
+The setting `training.average` decides which weights become the run's model. Its values are the keys of AVERAGES:
 
 - `none`: the weights at the best validation;
 - `ema`: the exponential moving average at the best validation;
@@ -8,8 +8,8 @@
   averages the last 5 to 20 checkpoints);
 - `best`: the mean of the weights at the `average_n` best validations.
 
-Means are of files, so at most two copies are in memory. Validation scores the weights that would be kept; with `best`
-it scores the live weights.
+Means are computed from files, so that at most two copies of the weights are in memory. A validation scores the weights
+that would become the run's model; with `best` it scores the current weights.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from transduce.training.ranks import SINGLE_RANK, Ranks
 
 Weights = Mapping[str, Tensor]
 Score = tuple[float, float]
-"""The key of a validation; see `session.score_of`."""
+"""The key by which validations are compared; see `session.score_of`."""
 
 
 def decay_at(n: int, decay: float) -> float:
-    """Decay of the moving average at update `n` (from 0): `decay`, warmed up as (1 + n) / (10 + n).
+    """Return the decay of the moving average at update `n`, from 0: `decay`, but at most (1 + n) / (10 + n).
 
-    Without the warm-up, the random initial weights would remain in the average for long.
+    Without this warm-up, the random initial weights would remain in the average for long.
     """
     return min(decay, (1 + n) / (10 + n))
 
 
 def mean_of(paths: Sequence[Path], like: Weights) -> dict[str, Tensor]:
-    """The mean of the weights in several files, summed in float64 and rounded once. Files are loaded one by one.
+    """Compute the mean of the weights in several files, summed in float64 and rounded once.
 
-    The tensors are sharded if the tensors in `like` are.
+    Files are loaded one by one. `like`: tensors whose types and sharding the result has.
     """
     total: dict[str, Tensor] = {}
     for path in paths:
@@ -58,9 +58,9 @@ def mean_of(paths: Sequence[Path], like: Weights) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def borrowed(live: Weights, weights: Weights) -> Iterator[None]:
-    """Give the `live` tensors the values of `weights` inside the context, and restore them exactly on exit.
+    """Give the `live` tensors the values of `weights` inside the `with` block, and restore them exactly on exit.
 
-    Values are copied, not swapped, because optimizers and CUDA graphs keep the addresses.
+    Values are copied, because optimizers and CUDA graphs keep the addresses of the `live` tensors.
     """
     if weights is live:
         yield
@@ -75,7 +75,7 @@ def borrowed(live: Weights, weights: Weights) -> Iterator[None]:
 
 @torch.no_grad()
 def copy_values(into: Weights, values: Weights) -> None:
-    """Copy `values` into the tensors of the same names; `ValueError` if a shape or type differs."""
+    """Copy `values` in place into the tensors `into`, name by name; raise `ValueError` if a shape or type differs."""
     for name, tensor in into.items():
         value = sharded_like(values[name], tensor)
         if value.shape != tensor.shape or value.dtype != tensor.dtype:
@@ -85,9 +85,10 @@ def copy_values(into: Weights, values: Weights) -> None:
 
 @dataclass(eq=False, repr=False)
 class Average(ABC):
-    """Base of the averages: which weights become the run's model.
+    """Base of the values of `training.average`, which decide which weights become the run's model.
 
-    `live`: the model's own parameters, by name. `folder`: folder for files of weights.
+    live: the model's own parameters, by name. folder: folder for files of weights. n: number of averaged validations
+    (`training.average_n`). decay: decay of the moving average (`training.ema_decay`).
     """
 
     live: Weights
@@ -97,7 +98,7 @@ class Average(ABC):
     decay: float
     ranks: Ranks = SINGLE_RANK
     n_copies: ClassVar[int] = 0
-    """Copies of the weights in memory and in each checkpoint, beside the live ones."""
+    """Number of copies of the weights in memory and in each checkpoint, in addition to the model's own weights."""
     is_mean: ClassVar[bool] = False
     """Whether the run's model is a mean of files, which may change at any validation, not only at a better one."""
 
@@ -105,28 +106,31 @@ class Average(ABC):
         """Make the initial state."""
 
     def after_update(self) -> None:  # noqa: B027 - optional
-        """Update the average with the live weights. Called after every update, so it must be cheap."""
+        """Add the current weights to the average. Called after every update, so it must be cheap."""
 
     @abstractmethod
     def candidate(self, update: int) -> Weights:
         """Return the weights to validate after update number `update`."""
 
     def chosen(self, update: int, candidate: Weights, score: Score, *, is_best: bool) -> Weights | None:
-        """Return the run's new model after the validation of `candidate`, or None to keep the current model."""
+        """Return the run's new model after the validation of `candidate`, or None to keep the previous model.
+
+        `is_best`: whether the validation is the best so far.
+        """
         return candidate if is_best else None
 
     def compare_by_loss(self) -> None:  # noqa: B027 - optional
-        """Reduce the scores of earlier validations to their losses, because later validations have another score."""
+        """Compare earlier validations by loss alone from now on, because later validations have another score."""
 
     def remove_unused(self, states: Iterable[Mapping[str, Any]]) -> None:  # noqa: B027 - optional
         """Remove files to which no checkpoint refers. `states`: the states of all checkpoints on disk."""
 
     def tensors(self) -> Weights:
-        """Tensors of the state, for a checkpoint."""
+        """Return the tensors of the state, for a checkpoint."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """The state apart from tensors, as JSON values."""
+        """Return the rest of the state, as JSON values, for a checkpoint."""
         return {}
 
     def load(self, tensors: Weights, state: Mapping[str, Any]) -> list[str]:
@@ -136,7 +140,7 @@ class Average(ABC):
 
 @final
 class NoAverage(Average):
-    """`none`: the live weights."""
+    """`none`: the current weights at the best validation, without an average."""
 
     def candidate(self, update: int) -> Weights:
         return self.live
@@ -174,7 +178,7 @@ class MovingAverage(Average):
 
 
 class MeanOfFiles(Average):
-    """Base of the means of weights at several validations, which are kept in files."""
+    """Base of means over the weights at several validations; the weights are kept in files."""
 
     is_mean = True
 
@@ -186,7 +190,7 @@ class MeanOfFiles(Average):
         return self.folder / f"u{update:08d}.safetensors"
 
     def _add(self, update: int) -> None:
-        """Write the live weights to a file, and add their update to `kept`."""
+        """Write the current weights to a file, and add the number of the update to `kept`."""
         weights = gather(self.live, keep=self.ranks.is_main_process)
         if weights:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -211,7 +215,7 @@ class MeanOfFiles(Average):
         return {"kept": self.kept, "files": self.files}
 
     def load(self, tensors: Weights, state: Mapping[str, Any]) -> list[str]:
-        """Weights that are missing or damaged are left out, with a note for each."""
+        """Restore a saved state without the files that are missing or damaged; return a note for each."""
         self.kept, self.files, notes = [], dict(state["files"]), []
         for update in map(int, state["kept"]):
             path = self.path(update)
@@ -249,7 +253,7 @@ class MeanOfBest(MeanOfFiles):
 
     def chosen(self, update: int, candidate: Weights, score: Score, *, is_best: bool) -> Weights | None:
         scores = {**self.scores, update: score}
-        only_loss = any(by == loss for by, loss in scores.values())  # some have no other score, so the loss decides
+        only_loss = any(by == loss for by, loss in scores.values())  # a validation without other score: compare losses
         best = sorted(sorted(scores), key=lambda n: scores[n][only_loss:], reverse=True)[: self.n]
         self.scores = {n: scores[n] for n in best}
         if update not in best:

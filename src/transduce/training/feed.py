@@ -1,4 +1,4 @@
-"""Feeders: the planned batches of all epochs, from any position, on the device; one class for each kind of text."""
+"""Feeders put the batches of all epochs on the device, from any position on; one class for each kind of text."""
 
 from __future__ import annotations
 
@@ -58,10 +58,13 @@ class DataPosition:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The examples of one update, the position of the next update, and the epochs completed after it.
+    """The batches of one update, for one rank.
 
-    `batches` are the micro-batches of this rank; `dummies` pad their number to the largest of any rank.
-    All other fields describe the whole update.
+    batches: micro-batches of this rank. dummies: batches to add so that all ranks have equally many.
+
+    The other fields describe the update of all ranks. indices: its examples. n_targets: target tokens or labels.
+    n_tokens: tokens of all sides. n_slots: tokens and padding. after: position of the next update. epochs: number of
+    epochs after this update, with a fraction.
     """
 
     indices: np.ndarray
@@ -76,18 +79,18 @@ class Feed:
 
 
 Loaded = tuple[Sequence[np.ndarray], int, Callable[[np.ndarray], TrainingBatch]]
-"""The examples of an update: their lengths (of both sides, or of rows), the number of targets, and a function that
-makes a micro-batch of the examples at some positions."""
+"""Examples of an update: lengths of each side, the number of targets, and a function from positions among the examples
+to a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubwordSampling:
-    """Subword regularisation (Kudo 2018; Provilkov et al. 2020): a new segmentation of each batch in every epoch.
+    """Subword regularization (Kudo 2018; Provilkov et al. 2020): new segmentations of each batch in every epoch.
 
-    A pure function of (seed, epoch, batch), so that a resumed run has the same pieces. Batches are planned by the
-    lengths of the best segmentation. Sampled ones are longer, so an update may exceed its budget; micro-batches are
-    cut by the real lengths. A sentence keeps its best segmentation if it has unknown pieces, as its ids cannot be
-    decoded, or if the new one is longer than `max_length`.
+    They are a pure function of (seed, epoch, batch), so that a resumed run has the same pieces. Batches are planned by
+    the lengths of the best segmentation. Sampled segmentations are longer, so an update may exceed its budget;
+    micro-batches are cut by the real lengths. A sentence keeps its best segmentation if it has unknown pieces, as its
+    ids cannot be decoded, or if the sampled segmentation is longer than `max_length`.
     """
 
     tokenizers: Tokenizers
@@ -113,9 +116,10 @@ class SubwordSampling:
 
 
 class Feeder(ABC):
-    """Batches for the training loop. The plan of an epoch is a pure function of (settings, epoch, number of ranks).
+    """Base of feeders, which make the batches for the training loop.
 
-    A feeder yields the share of `rank` among `n_ranks` of each batch.
+    The plan of an epoch is a pure function of (settings, epoch, number of ranks). A feeder yields the share of each
+    batch that rank number `rank` of `n_ranks` trains on.
     """
 
     rank, n_ranks = 0, 1
@@ -128,29 +132,32 @@ class Feeder(ABC):
         self.micro_budget = settings.micro_batch_tokens or self.budget
 
     def plan(self, epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch, as indices of examples. Raises `DataError` if there are none."""
+        """Return the batches of an epoch, as indices of examples. Raises `DataError` if there are none."""
         if not (batches := self._plan(epoch)):
             raise DataError(f"there is no {self.unit} to train on, or to validate with")
         return batches
 
     @abstractmethod
     def _plan(self, epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch, possibly none."""
+        """Return the batches of an epoch, as indices of examples; the list may be empty."""
 
     @abstractmethod
     def texts(self, index: int, tokenizers: Tokenizers, *, epoch: int) -> list[str]:
-        """The text of the example with this index in the plan of an epoch."""
+        """Return the text of the example with this index in the plan of an epoch, as one string for each side."""
 
     @abstractmethod
     def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
-        """Load the examples of the batch at a position."""
+        """Load the examples with these indices, which are the batch at `position`."""
 
     @abstractmethod
     def _shares(self, sides: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-        """Divide examples, given by the lengths of each side; return each rank's micro-batches as example indices."""
+        """Divide a batch; return the micro-batches of each rank, as positions among the examples.
+
+        `sides`: the lengths of all examples, an array for each side.
+        """
 
     def _feed(self, indices: np.ndarray, position: DataPosition, *, n_batches: int) -> Feed:
-        """Make the batch at a position of a plan with `n_batches`, on the device."""
+        """Make the batch of these examples, which has this position in a plan of `n_batches`, on the device."""
         sides, n_targets, collate = self._load(indices, position)
         shares = self._shares(sides)
         n_missing = max(map(len, shares)) - len(shares[self.rank])
@@ -169,18 +176,18 @@ class Feeder(ABC):
         )
 
     def batches(self, epoch: int = 0) -> Iterator[TrainingBatch]:
-        """All examples of one epoch, in micro-batches."""
+        """Yield all examples of one epoch, in micro-batches."""
         for indices in self.plan(epoch):
             yield from self._feed(indices, DataPosition(epoch), n_batches=1).batches
 
     def position_after(self, epochs: float) -> DataPosition:
-        """The position after this number of epochs, which may be a fraction, rounded to whole batches."""
+        """Return the position after a number of epochs, which may have a fraction; it is rounded to whole batches."""
         epoch = int(epochs)
         n_batches = len(self.plan(epoch))
         return DataPosition(epoch, min(round((epochs - epoch) * n_batches), n_batches - 1))
 
     def feeds(self, start: DataPosition) -> Iterator[Feed]:
-        """Yield batches from `start` on, without end."""
+        """Yield the batches from `start` on, epoch after epoch, without end."""
         for epoch in count(start.epoch):
             batches = self.plan(epoch)
             first = start.index if epoch == start.epoch else 0
@@ -189,13 +196,13 @@ class Feeder(ABC):
 
 
 class LengthFeeder(Feeder):
-    """Examples of known lengths, in batches of similar length under a budget of padded tokens."""
+    """Base of feeders that batch examples of similar length, under a budget of padded tokens."""
 
     weights: np.ndarray | None = None
 
     @abstractmethod
     def _lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
-        """Lengths of all examples of an epoch: an array for each side of pairs, or one for rows."""
+        """Return the lengths of all examples of an epoch: an array for each side of pairs, or a single array."""
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
         sides = self._lengths(epoch)
@@ -208,7 +215,7 @@ class LengthFeeder(Feeder):
 
 
 class PairFeeder(LengthFeeder):
-    """Sentence pairs, for translation."""
+    """Feeder of sentence pairs, for translation."""
 
     unit = "sentence pair in the data"
 
@@ -221,7 +228,7 @@ class PairFeeder(LengthFeeder):
         weights: np.ndarray | None = None,
         segment: SubwordSampling | None = None,
     ) -> None:
-        """`weights`: how often each pair occurs in an epoch."""
+        """`weights`: how many times each pair occurs in an epoch (default: once). `segment`: samples segmentations."""
         super().__init__(settings, device=device)
         self.store, self.weights, self.segment = store, weights, segment
 
@@ -247,7 +254,7 @@ class PairFeeder(LengthFeeder):
 
 
 class RowFeeder(Feeder):
-    """Rows of `context` targets each."""
+    """Feeder of rows with `context` targets each, for language models."""
 
     def __init__(
         self,
@@ -258,12 +265,12 @@ class RowFeeder(Feeder):
         context: int,
         separate: bool = False,
     ) -> None:
-        """`separate`: batches say which document each token belongs to."""
+        """`separate`: whether batches contain each token's document number, so that documents are kept apart."""
         super().__init__(settings, device=device)
         self.store, self.context, self.separate = store, context, separate
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch; a row is given by the position of its first target in the store."""
+        """Return the batches of an epoch; the index of a row is the position of its first target in the store."""
         n_rows = self.budget // self.context
         return batching.plan_rows(len(self.store), context=self.context, n_rows=n_rows, seed=self.seed, epoch=epoch)
 
@@ -271,7 +278,7 @@ class RowFeeder(Feeder):
         return [tokenizers.tgt.decode(self.store.ids[max(0, index - 1) : index + self.context].tolist())]
 
     def in_order(self) -> Iterator[RowBatch]:
-        """All rows in the order of the text, for validation."""
+        """Yield all rows in the order of the text, in batches, for validation."""
         starts = batching.row_starts(len(self.store), context=self.context, offset=0)
         n_rows = max(1, self.micro_budget // self.context)
         for first in range(0, len(starts), n_rows):
@@ -294,22 +301,22 @@ class RowFeeder(Feeder):
         return self._cut(start, batching.row_end(start, len(self.store), context=self.context, offset=offset))
 
     def _cut(self, start: int, end: int) -> RowExample:
-        """The row with the targets from `start` to before `end`. Its first input is the id before `start`."""
+        """Return the row with the targets `start` to `end` - 1. Its first input is the id before `start`."""
         return causal(np.asarray(self.store.ids[start - 1 : end], dtype=np.int64))
 
 
 class StreamFeeder(RowFeeder):
-    """Contiguous streams of text, for models that carry state from one batch to the next.
+    """Feeder of contiguous streams of text, for models that carry state from one batch to the next.
 
-    The text is divided into as many equal parts as fit into a batch. Row r of every batch belongs to part r and begins
-    where row r of the batch before ended. An epoch reads every part from its start, cut at other positions.
+    The text is divided into as many equal parts as a batch has rows. Row r of every batch belongs to part r and begins
+    where row r of the previous batch ended. Every epoch reads each part from its start, but cuts it at new positions.
     """
 
     @property
     def n_streams(self) -> int:
-        """Rows of a batch: a multiple of the number of ranks, so that each rank keeps its streams.
+        """Number of rows of a batch: a multiple of the number of ranks, so that each rank keeps its streams.
 
-        A text shorter than a batch gives streams of at least one token.
+        If the text is shorter than a batch, each stream has at least one token.
         """
         n = min(self.budget // self.context, len(self.store) - 1)
         return max(1, n // self.n_ranks) * self.n_ranks
@@ -332,7 +339,7 @@ class StreamFeeder(RowFeeder):
 
 
 class LabelFeeder(LengthFeeder):
-    """Labelled texts, each once in an epoch."""
+    """Feeder of labelled texts, which all occur once in an epoch."""
 
     def __init__(self, store: LabelStore, settings: TrainingSettings, *, device: torch.device) -> None:
         super().__init__(settings, device=device)
@@ -355,7 +362,7 @@ class LabelFeeder(LengthFeeder):
 
 
 class MaskedFeeder(LengthFeeder):
-    """Masked text, in single segments or in pairs. Segments and masks differ in every epoch."""
+    """Feeder of masked text, in single segments or in pairs. Segments and masks differ in every epoch."""
 
     def __init__(
         self,
@@ -367,14 +374,14 @@ class MaskedFeeder(LengthFeeder):
         masked: Callable[[np.ndarray, np.random.Generator], RowExample],
         pairs: bool = False,
     ) -> None:
-        """`context`: tokens of a row with its special tokens. `masked`: masks tokens of a row."""
+        """`context`: tokens of a row, including special tokens. `masked`: function that masks some tokens of a row."""
         super().__init__(settings, device=device)
         self.store, self.context, self.masked, self.pairs = store, context, masked, pairs
         self._known: tuple[int, list[batching.PairPlan]] = (-1, [])
 
     @property
     def room(self) -> int:
-        """Tokens of a row without its special tokens."""
+        """Number of tokens of a row, excluding special tokens."""
         return self.context - (3 if self.pairs else 2)
 
     def _lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
@@ -388,7 +395,7 @@ class MaskedFeeder(LengthFeeder):
         return [tokenizers.tgt.decode(self.store.span(*side).tolist()) for side in (row.a, row.b) if side[0] < side[1]]
 
     def _plans(self, epoch: int) -> list[batching.PairPlan]:
-        """The rows of an epoch. The last result is cached."""
+        """Return the plan of each row of an epoch. The last result is cached."""
         known, plans = self._known  # read the attribute once: another thread, which makes batches ahead, may change it
         if known != epoch:
             make = batching.plan_pairs if self.pairs else batching.plan_runs
@@ -424,9 +431,10 @@ class MaskedFeeder(LengthFeeder):
 
 @contextmanager
 def ahead(items: Iterator[T], *, n: int) -> Iterator[Iterator[T]]:
-    """Make up to `n` of the `items` ahead in a thread, so that a GPU does not wait; 0: no thread.
+    """Context manager that makes up to `n` of the `items` ahead in a thread, so that a GPU does not wait for batches.
 
-    An error in the thread is raised to the consumer in place of the item. Leaving the context ends the thread.
+    With n = 0 there is no thread. An error in the thread is raised to the consumer in place of the item. Leaving the
+    context ends the thread.
     """
     if n == 0:
         yield items

@@ -1,11 +1,12 @@
 """The training loop: update, log, validate, save; it stops at a limit and resumes exactly where it was stopped.
 
-A run that was killed at any moment and started again gives the same losses and the same final weights, bit for bit,
-as an uninterrupted one: on a CPU, on the same machine and with the same number of threads. A GPU sums in no fixed
-order, so there the results are equal up to rounding. A limit in minutes becomes one in updates (`schedule.TimeLimit`).
+A run that was killed at any moment and started again gives the same losses and the same final weights, bit for bit, as
+an uninterrupted run. This holds on a CPU, on the same machine and with the same number of threads. A GPU sums in no
+fixed order, so there the results are equal up to rounding. A limit in minutes becomes a limit in updates
+(`schedule.TimeLimit`).
 
-The last checkpoint and the best weights so far (`model.safetensors`) are never lost: both are written under another
-name and renamed.
+The last checkpoint and the best weights so far (`model.safetensors`) are never lost, because both are written under
+another name and then renamed.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from transduce.training.step import DoesNotFit, Updater, UpdateResult
 from transduce.training.validate import Validator, format_validation
 
 SAVE_SECONDS = 600.0  # longest time between checkpoints, also if validations are rarer
-MOST_SKIPPED = 3  # most skipped updates in a row; then the run stops
-MEASURED_SHARE, MEASURED_UPDATES = 0.2, 10  # least share of the time, and updates, before the limit is fixed
+MOST_SKIPPED = 3  # number of skipped updates in a row after which the run stops
+MEASURED_SHARE, MEASURED_UPDATES = 0.2, 10  # minimum share of the time, and updates, before the time limit is fixed
 
 REHEARSALS = 3  # repetitions of an update's passes that measure the cost of `training.consistency`
 
@@ -44,7 +45,7 @@ ADVICE = "resume with a lower training.lr, or start another run with a longer wa
 
 
 class StopRequest:
-    """True once a signal has asked the run to stop; `number` is the signal's number, or 0."""
+    """Whether a signal has asked the run to stop, as its truth value; `number` is the signal's number, or 0."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -55,9 +56,9 @@ class StopRequest:
 
     @contextlib.contextmanager
     def interrupting(self, make_error: Callable[[int], Exception]) -> Iterator[None]:
-        """Context in which a signal raises the error `make_error(number)` in the main thread.
+        """Context manager in which a signal raises the error `make_error(number)` in the main thread.
 
-        A signal that came before is raised at once. Use it for work that a resumed run repeats, such as a validation.
+        An earlier signal raises the error on entry. Use it for work that a resumed run repeats, such as a validation.
         """
         self.make_error = make_error
         try:
@@ -70,9 +71,9 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals(say: Callable[[str], None]) -> Iterator[StopRequest]:
-    """Inside the context, the first SIGINT, SIGTERM or SIGHUP sets the yielded request; the second ends the process.
+    """Handle SIGINT, SIGTERM and SIGHUP inside the `with` block: the first sets the yielded request.
 
-    A closing terminal may send several SIGHUPs, so later ones have no effect.
+    The second ends the process, unless it is SIGHUP, as a closing terminal may send several. `say` prints a line.
     """
     request = StopRequest()
 
@@ -93,7 +94,7 @@ def stop_on_signals(say: Callable[[str], None]) -> Iterator[StopRequest]:
 
 
 class Trainer:
-    """The loop, which trains `model` in `folder`; see `run`."""
+    """The training loop of a model in its run folder; `run` executes it."""
 
     def __init__(
         self, model: nn.Module, folder: RunFolder, *, updater: Updater, feeder: Feeder, validator: Validator, log: Log
@@ -115,12 +116,11 @@ class Trainer:
         self._shown: dict[str, float] = {}  # loss and speed of the last metrics line, for the progress bar
 
     def run(self) -> TrainingState:
-        """Train from the latest checkpoint, or from the start, until the limit of the folder's settings.
+        """Train from the latest checkpoint, or from the start, until a limit of the settings; return the final state.
 
-        Returns the state at the end; `model.safetensors` then contains the weights that `training.average` asks for.
-        Raises `Interrupted` after SIGINT, SIGTERM or SIGHUP (everything is saved), `TrainingError` after three updates
-        in a row whose loss or gradient is not finite, or when one sentence does not fit into memory, `RunFolderError`
-        when the disk fails.
+        `model.safetensors` then contains the weights that `training.average` selects. Raises `Interrupted` after
+        SIGINT, SIGTERM or SIGHUP (everything is saved); `TrainingError` after three updates in a row whose loss or
+        gradient is not finite, or if a single sentence does not fit into memory; `RunFolderError` if the disk fails.
         """
         with stop_on_signals(self.log.say) as self.stop, self.session.writer:
             self._start_or_resume()
@@ -226,7 +226,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _reporting_memory(self) -> Iterator[None]:
-        """Context of an update: report once for each size that memory ran out, and explain `DoesNotFit`."""
+        """Context manager for an update: report each smaller `too_large`, and turn `DoesNotFit` into `TooLong`."""
         updater, limit, update = self.updater, self.updater.too_large, self.session.state.update + 1
         try:
             yield
@@ -266,7 +266,7 @@ class Trainer:
     # -- limits
 
     def _reason_to_end(self) -> str:
-        """The reason why training ends; empty if it continues. Updates the progress that the schedule follows."""
+        """Update the progress; return the reason why training ends now, or an empty string if it continues."""
         state, limits, timed = self.session.state, self.limits, self.session.time_limit
         n_timed = timed.updates if timed is not None and state.update >= timed.since else None
         used = limits.progress(updates=state.update, epochs=state.epochs, timed_updates=n_timed)
@@ -288,7 +288,7 @@ class Trainer:
         return "max_epochs" if limits.epochs is not None and state.epochs >= limits.epochs else "max_minutes"
 
     def _show(self, bar: Bar, note: str) -> None:
-        """Show the progress, measured by the clock until the number of updates is known."""
+        """Update the progress bar; with a time limit, the clock decides until the number of updates is known."""
         share, seconds = self.session.state.progress, self.limits.seconds
         if seconds is None:
             bar.update(share, **self._shown, note=note)
@@ -298,7 +298,7 @@ class Trainer:
         bar.update(share, **self._shown, note=note, at_most=seconds - self.now)
 
     def _set_time_limit(self, feed: Feed) -> None:
-        """After a fifth of the time, store the number of updates that fit into the time limit, as the new limit."""
+        """After a fifth of the time, store the number of updates that fit into the time limit as the new limit."""
         state, seconds, now = self.session.state, self.limits.seconds, self.now
         n = self.stopwatch.n_updates
         if seconds is None or self.session.time_limit is not None or not n:
@@ -331,7 +331,7 @@ class Trainer:
         )
 
     def _extra_seconds(self, feed: Feed) -> float:
-        """Measure by how much an update will be slower once `training.consistency` begins, without an update."""
+        """Measure, without changing weights, how many seconds longer an update takes with `training.consistency`."""
         ends = [self.now]
         for progress in (self.session.state.progress, 1.0):
             with self._reporting_memory():
@@ -346,8 +346,8 @@ class Trainer:
     def _validate(self, bar: Bar, *, finished: str = "") -> None:
         """Save, score the candidate weights, write the model if `training.average` changes it, and save again.
 
-        A signal interrupts the validation: the checkpoint before it is or will be complete, and a resumed run validates
-        first.
+        A signal interrupts the validation. The checkpoint before it is complete by the end of the process, and a
+        resumed run validates first. `finished`: the reason why training ends after this validation, if it does.
         """
         session, state = self.session, self.session.state
         if session.saved_update != state.update and state.update:

@@ -1,8 +1,8 @@
 """Losses: label-smoothed cross-entropy without ever holding all logits (paper 5.4), and the training objectives.
 
-A criterion calls the model and returns (loss, -log p of the targets, carry); only the loss carries a gradient.
-The loss and -log p are sums in nats over the batch's targets: divided by the number of targets, they do not depend on
-how a batch was split.
+A criterion calls the model and returns (loss, -log p of the targets, carry); only the loss has a gradient. The loss and
+-log p are sums in nats over the batch's targets. Divided by the number of targets, they do not depend on the division
+into micro-batches.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torc
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """The context in which matrix products have `precision`; weights stay float32."""
+    """Context manager in which matrix products have `precision`, a key of PRECISIONS; weights stay float32."""
     dtype = PRECISIONS[precision]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 @runtime_checkable
 class Criterion(Protocol):
-    """The signature of all criteria."""
+    """The signature of a criterion, which computes the loss of a batch."""
 
     def __call__(self, model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> tuple[Tensor, Tensor, Carry]:
-        """(sum of losses, sum of -log p, carry after the batch) over the batch's targets."""
+        """Return (sum of losses, sum of -log p, carry after the batch); sums are over the batch's targets, in nats."""
 
 
 def predict_tokens(model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> tuple[Tensor, Tensor, Carry]:
-    """Criterion with one target for each hidden state: translation, language modelling."""
+    """Criterion of translation and language modelling, with one target token for each hidden state."""
     return *_token_loss(model(*batch.inputs), model, batch.targets, smoothing), ()
 
 
@@ -54,7 +54,7 @@ def predict_tokens_with_carry(
 ) -> tuple[Tensor, Tensor, Carry]:
     """Criterion like `predict_tokens` for a model whose `forward(*inputs, carry=carry)` returns (hidden, carry).
 
-    `memory_length`: memory length of a Transformer-XL, in place of the model's setting.
+    `memory_length`: memory length of a Transformer-XL, in tokens (default: the model's setting).
     """
     options = {} if memory_length is None else {"memory_length": memory_length}
     hidden, carry = model(*batch.inputs, carry=carry, **options)
@@ -62,10 +62,11 @@ def predict_tokens_with_carry(
 
 
 def predict_tokens_and_links(settings: TransformerSettings, *, weight: float) -> Criterion:
-    """Criterion of guided alignment: tokens, and links for one head of cross-attention (Garg et al. 2019, 3.2).
+    """Make the criterion of guided alignment, which also trains a head of cross-attention (Garg et al. 2019, 3.2).
 
-    The head is `settings.guided_head`. Its loss, `alignment_loss` times `weight`, is added to the loss of the
-    tokens; -log p is computed for the tokens alone. Batches without links, as in validation, have only the token loss.
+    The head is `settings.guided_head`. The loss is the token loss plus `weight` times the `alignment_loss` between the
+    head and the batch's word links; -log p is the tokens' alone. A batch without links, as in validation, has only the
+    token loss.
     """
 
     def criterion(model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> tuple[Tensor, Tensor, Carry]:
@@ -80,12 +81,12 @@ def predict_tokens_and_links(settings: TransformerSettings, *, weight: float) ->
 
 
 def alignment_loss(weights: Float[Tensor, "B T S"], links: Int[Tensor, "L 3"]) -> Float[Tensor, ""]:
-    """Sum over linked target positions of the cross-entropy between the attention and its links, in nats.
+    """Return the cross-entropy between word links and attention, summed over target positions with links, in nats.
 
-    A position's links have equal probabilities; positions without links count nothing (Garg et al. 2019, equation 5).
+    The links of a target position have equal probabilities (Garg et al. 2019, equation 5).
 
     Args:
-        weights: Attention of one head; rows sum to 1.
+        weights: Attention weights of one head; rows sum to 1.
         links: Row of the batch, target position and source position of each link.
     """
     row, tgt, src = links.unbind(1)
@@ -99,7 +100,7 @@ def alignment_loss(weights: Float[Tensor, "B T S"], links: Int[Tensor, "L 3"]) -
 
 @dataclass(frozen=True, slots=True)
 class PredictConsistently:
-    """Criterion like `predict_tokens` that also compares the predictions of two passes: `consistency_loss`.
+    """Criterion of SimCut and R-Drop, which also compares the predictions of two passes (`consistency_loss`).
 
     Both passes are one call of the model on a batch that contains every row twice. Dropout differs between the copies;
     SimCut also replaces some vectors of pieces by zeros in the second copy.
@@ -126,7 +127,7 @@ class PredictConsistently:
 
 @contextmanager
 def _cutting_second_half(model: nn.Module, p: float) -> Iterator[None]:
-    """Context in which a fraction `p` of the vectors of pieces are zero in the second half of the rows."""
+    """Zero a fraction `p` of the vectors of pieces in the second half of a batch's rows, inside the `with` block."""
 
     def cut(_: nn.Module, __: Any, vectors: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         first, second = vectors.chunk(2)
@@ -144,9 +145,9 @@ def _cutting_second_half(model: nn.Module, p: float) -> Iterator[None]:
 def predict_masked_tokens(
     model: Any, batch: Any, *, smoothing: float, carry: Carry = ()
 ) -> tuple[Tensor, Tensor, Carry]:
-    """Criterion of masked models: masked tokens and, for pairs, whether B followed A (Devlin et al. 2019, 3.1).
+    """Criterion of masked models: masked tokens and, for pairs, whether text B followed A (Devlin et al. 2019, 3.1).
 
-    The loss of pairs is a mean over pairs, the loss of tokens a mean over tokens; -log p is of the tokens only.
+    The loss of a pair is scaled, so that the mean over pairs is added to the mean over tokens. -log p is the tokens'.
     """
     hidden, follows = model(*batch.inputs)
     loss, nll = _token_loss(hidden[None], model, batch.targets[None], smoothing)
@@ -156,7 +157,7 @@ def predict_masked_tokens(
 
 
 def predict_labels(model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> tuple[Tensor, Tensor, Carry]:
-    """Criterion with one label for each text."""
+    """Criterion of classification, with one label for each text."""
     logits = model(*batch.inputs).float()
     loss = F.cross_entropy(logits, batch.targets, reduction="sum", label_smoothing=smoothing)
     return loss, F.cross_entropy(logits.detach(), batch.targets, reduction="sum"), ()

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 
 LOGGED_UPDATES = 10  # updates per line of metrics.jsonl
-_RECENT = 20_000  # updates whose times are kept
+_RECENT = 20_000  # number of updates whose times are kept
 
 
 class Row(NamedTuple):
-    """The numbers of one update."""
+    """The numbers of one update, for the log; losses are sums in nats."""
 
     update: int
     lr: float
@@ -42,7 +42,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 class Stopwatch:
-    """The speed of updates, without validations and saving: targets per second, and seconds per update."""
+    """Measures the speed of updates, without validations and saving. All times are in seconds."""
 
     def __init__(self, now: float) -> None:
         self.n_updates = self._n_targets = 0
@@ -50,7 +50,7 @@ class Stopwatch:
         self._times = deque([now], maxlen=_RECENT + 1)  # times of the start and of recent updates
 
     def pause(self, seconds: float) -> None:
-        """Leave out the last `seconds`."""
+        """Do not count the last `seconds`, such as the time of a validation."""
         self._line += seconds
         self._times = deque((time + seconds for time in self._times), maxlen=_RECENT + 1)
 
@@ -60,19 +60,19 @@ class Stopwatch:
         self._times.append(now)
 
     def targets_per_second(self, now: float) -> float:
-        """The speed since the last call."""
+        """Return the number of targets per second since the last call."""
         speed = self._n_targets / max(now - self._line, 1e-9)
         self._line, self._n_targets = now, 0
         return speed
 
     def seconds_per_update(self, now: float) -> float:
-        """Mean over the second half of the updates: the first updates are slower, on a GPU the first hundreds."""
+        """Return the mean over the second half of the updates: the first updates (on a GPU, hundreds) are slower."""
         half = (len(self._times) - 1) // 2
         return max(0.0, now - self._times[half]) / (len(self._times) - 1 - half)
 
 
 def reset_peak_memory() -> None:
-    """Restart the measurement of `peak_memory` (main memory: only on Linux)."""
+    """Restart the measurement of `peak_memory`. For main memory, this works only on Linux."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     if torch.cuda.is_available():
@@ -80,9 +80,9 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Peak memory of this process in bytes since `reset_peak_memory`; None if the system does not report it.
+    """Return this process's peak memory in bytes since `reset_peak_memory`; None if the system does not report it.
 
-    For a CUDA device, its memory; otherwise main memory.
+    It is the memory of the GPU for a CUDA device, otherwise main memory.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

@@ -23,10 +23,10 @@ _NS_STEPS = 5
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Approximate the nearest semi-orthogonal matrices of a stack [n, r, c], r <= c, with five Newton-Schulz steps.
+    """Replace each of n matrices [n, r, c] by about the nearest semi-orthogonal matrix (Jordan et al. 2024); r <= c.
 
-    The resulting singular values are between about 0.7 and 1.2 (Jordan et al. 2024). Multiplies in bfloat16, like
-    torch.optim.Muon.
+    Five Newton-Schulz steps in bfloat16, as in torch.optim.Muon; the resulting singular values are between about 0.7
+    and 1.2.
     """
     a, b, c = _NS
     x = matrices.bfloat16()
@@ -44,7 +44,7 @@ def _scale_gradients(params: Iterable[Tensor], scale: float) -> None:
 
 
 class Adam(torch.optim.AdamW):
-    """PyTorch's AdamW; with weight decay 0, its Adam. The C++ library computes updates if it can access the weights."""
+    """PyTorch's AdamW, which is Adam if the weight decay is 0; the C++ library computes updates of weights on a CPU."""
 
     by_library = True
 
@@ -62,7 +62,10 @@ class Adam(torch.optim.AdamW):
             native.adam(tensors, scale=scale, **options)
 
     def _tensors(self, p: Tensor) -> tuple[Tensor, ...]:
-        """Return a parameter, its gradient and its state, which has PyTorch's names and is made at the first update."""
+        """Return a parameter, its gradient, both moments and its number of updates; the first call makes the state.
+
+        The state has PyTorch's names.
+        """
         state = self.state[p]
         if not state:
             state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
@@ -71,10 +74,10 @@ class Adam(torch.optim.AdamW):
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonalized updates, for matrices (Jordan et al. 2024; step size: Liu et al. 2025).
+    """Muon, momentum with orthogonalized updates, for matrices (Jordan et al. 2024; step size: Liu et al. 2025).
 
-    Equal to torch.optim.Muon with adjust_lr_fn="match_rms_adamw", but matrices of one shape are orthogonalized
-    together, and a matrix that packs several projections is split by its rows: `rows` is the size of each part.
+    Equal to torch.optim.Muon with adjust_lr_fn="match_rms_adamw", but matrices of equal shape are orthogonalized
+    together. A matrix that packs several projections is split: a group's `rows` has the number of rows of each.
     """
 
     by_library = True
@@ -102,7 +105,7 @@ class Muon(torch.optim.Optimizer):
             self._step_by_torch()
 
     def _step_by_library(self, scale: float) -> None:
-        """Update by the library, one task per matrix. Products are in bfloat16 only on CPUs with such instructions."""
+        """Update with the C++ library, one task per matrix. Products are in bfloat16 on CPUs that support it."""
         matrices = []
         for group in self.param_groups:
             kept = 1 - group["lr"] * group["weight_decay"]
@@ -141,7 +144,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _rate(rows: int, columns: int) -> float:
-    """Factor of the learning rate that makes updates as large as AdamW's (Liu et al. 2025)."""
+    """Return the factor of the learning rate that makes Muon's updates as large as AdamW's (Liu et al. 2025)."""
     return 0.2 * math.sqrt(max(rows, columns))
 
 
@@ -169,7 +172,7 @@ def _build_adam(model: nn.Module, settings: TrainingSettings) -> Adam:
 
 
 def _build_adamw(model: nn.Module, settings: TrainingSettings, *, without: Collection[int] = ()) -> Adam:
-    """AdamW with decoupled weight decay on all weights with at least two axes; `without`: ids of parameters."""
+    """AdamW, with weight decay on all weights with at least two axes; `without`: `id`s of parameters to leave out."""
     lr = resolved(settings.lr, "training.lr")
     params = [p for p in model.parameters() if p.requires_grad and id(p) not in without]
     groups = [
@@ -203,9 +206,9 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingSettings], Adam | CombinedOpt
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Adam | CombinedOptimizer:
-    """Build `settings.optimizer`. Each parameter group has a `peak_lr`, which the schedule scales.
+    """Build the optimizer named in the settings. Each parameter group has a `peak_lr`, which the schedule scales.
 
-    The settings must be resolved (`transduce.tasks.defaults`).
+    The defaults of the settings must have been chosen (`transduce.tasks.defaults`).
     """
     optimizer = OPTIMIZERS[resolved(settings.optimizer, "training.optimizer")](model, settings)
     for part in optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]:
@@ -214,13 +217,13 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Adam | Comb
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All tensors of an optimizer's state, named by the index of their parameter: `0.exp_avg` and so on."""
+    """Return all tensors of an optimizer's state, named by the parameter's index: `0.exp_avg` and so on."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     return {f"{i}.{name}": value for i, p in enumerate(params) for name, value in optimizer.state.get(p, {}).items()}
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the tensors that `optimizer_tensors` returned; `ValueError` if one has another shape or type."""
+    """Restore the result of `optimizer_tensors`; raise `ValueError` if a shape or type does not fit the optimizer."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
     for name, value in tensors.items():

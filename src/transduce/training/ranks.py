@@ -17,15 +17,15 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """All ranks of a training, seen from `rank`, one of `size`, of which `local_size` are on this machine.
+    """A process as one rank of a training, and its communication with the other ranks.
 
-    The methods here are for a process that trains alone (SINGLE_RANK). `distributed.group.GroupRanks` is one of
-    several processes.
+    `rank` is the number of the process among `size`, of which `local_size` are on this machine. The methods here are
+    for a process that trains alone (SINGLE_RANK); `distributed.group.GroupRanks` is for one of several processes.
     """
 
     rank, size, local_size = 0, 1, 1
     in_step = False
-    """Whether all ranks compute each pass together. Then all need equally many passes, and none can be repeated."""
+    """Whether all ranks compute each pass together. They then need equal numbers of passes, and cannot repeat one."""
 
     @property
     def is_main_process(self) -> bool:
@@ -33,7 +33,7 @@ class Ranks:
         return self.rank == 0
 
     def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send the main process's message to the workers, which wait for it here; return it."""
+        """Send the main process's message to the workers, which wait for it in this method; return the message."""
         return dict(message)
 
     def bind_device(self, device: torch.device) -> torch.device:
@@ -41,48 +41,49 @@ class Ranks:
         return device
 
     def broadcast(self, make: Callable[[], T], *, source: int = 0) -> T:
-        """Call `make` in rank `source` only and return its result, which must be JSON-able, in every rank."""
+        """Call `make` in rank `source` only and return its result, which must be a JSON value, in every rank."""
         return make()
 
     def agree(self, signal: int, seconds: float, *, is_writing: bool = False) -> tuple[int, float, bool]:
-        """Wait for all ranks. Returns the signal that any of them received, or 0, and the main process's seconds.
+        """Wait for all ranks, and exchange values.
 
-        The third value tells whether any rank is still writing.
+        Returns the number of a signal that any rank received, or 0; the main process's `seconds`; and whether any rank
+        is still writing.
         """
         return signal, seconds, is_writing
 
     def distribute(self, model: nn.Module, device: torch.device, *, parallel: str, precision: str) -> None:
-        """Move this model to the device and prepare its training by all ranks, as `training.parallel` says."""
+        """Move a model to the device, and prepare its training by all ranks; `parallel`: `training.parallel`."""
         model.to(device)
 
     def computing(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Context of a micro-batch's passes; the `last` backward pass of an update starts the gradient reduction."""
+        """Context manager for the passes of a micro-batch. `last`: whether it is the last micro-batch of the update."""
         return contextlib.nullcontext()
 
     def finish_reduction(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Wait until gradients and `sums` are summed over all ranks; return these sums and then the gradient norm."""
+        """Sum the gradients and `sums` over all ranks; return the total of each of `sums`, then the gradient norm."""
         return [*sums, gradient_norm(parameters)]
 
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
-        """Context in which the main process can use this model alone."""
+        """Context manager that yields a model that the main process can use without the other ranks."""
         return contextlib.nullcontext(model)
 
     def report_activity(self, activity: str) -> None:
-        """Note this rank's activity, for the message of ranks that wait for it too long."""
+        """Publish this rank's activity, which other ranks report if they wait for it too long."""
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gather tensors of all ranks in the main process: `name` for rank 0, `name.1` for rank 1 and so on."""
         return dict(tensors)
 
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """Raise `RankExited` unless all ranks have the same weights."""
+        """Raise `RankExited` if the weights differ between ranks."""
 
 
 SINGLE_RANK = Ranks()
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The norm of this rank's gradients."""
+    """Return the Euclidean norm of all gradients of this rank together; of sharded gradients, of its shards."""
     grads = [p.grad for p in parameters if p.grad is not None]
     if not reaches(grads):
         grads = [shard_of(grad) for grad in grads]
@@ -92,10 +93,10 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def dropout_seed(seed: int, update: int, rank: int) -> int:
-    """Seed of one rank's dropout in an update."""
+    """Return the seed for dropout of one rank in one update, from the run's seed."""
     return int(np.random.SeedSequence((seed, update, rank)).generate_state(1, np.uint64)[0] >> 1)
 
 
 def name_on_rank(name: str, rank: int) -> str:
-    """Name of a tensor that every rank has: `name` for rank 0, then `name.1`, `name.2` and so on."""
+    """Return the name under which a rank's tensor is saved: `name` for rank 0, then `name.1`, `name.2` and so on."""
     return f"{name}.{rank}" if rank else name

@@ -1,4 +1,4 @@
-"""The state of a training run, which checkpoints contain: saving and restoring it."""
+"""Save the state of a training run in checkpoints, and restore it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(slots=True)
 class TrainingState:
-    """The progress of a run. `seconds` includes all restarts; `progress` falls only if settings change."""
+    """The progress of a run, as stored in checkpoints.
+
+    `seconds` is the time of training over all restarts. `progress` is the used fraction of the nearest limit.
+    """
 
     update: Count = 0
     position: DataPosition = field(default_factory=DataPosition)
@@ -52,14 +55,14 @@ class TrainingState:
     best_scores: dict[str, float] = field(default_factory=dict)  # scores of the best validation so far
     best_update: Count = 0
     since_best: Count = 0  # validations since the best
-    finished: str = ""  # the reason, once training is finished
+    finished: str = ""  # the reason why training ended; empty before
     skipped: Count = 0  # consecutive updates that were skipped, up to the last one
-    rows: list[Row] = field(default_factory=list)  # updates that the log does not contain yet
+    rows: list[Row] = field(default_factory=list)  # updates that metrics.jsonl does not contain yet
 
     def see(self, scores: Mapping[str, float], by: str) -> bool:
-        """Count a validation of the current update; return whether it is the best so far, by the score named `by`.
+        """Record the scores of a validation; return whether it is the best so far, by the score named `by`.
 
-        If this validation or the best one so far lacks this score, their losses decide.
+        If this validation or the best validation so far lacks this score, their losses are compared.
         """
         by = by if by in scores and by in self.best_scores else "loss"
         is_best = not self.best_scores or score_of(scores, by) > score_of(self.best_scores, by)
@@ -71,7 +74,7 @@ class TrainingState:
 
 
 def score_of(scores: Mapping[str, float], by: str) -> tuple[float, float]:
-    """The key to compare validations by; higher is better. It is the score `by`, then the negative loss.
+    """Return the key by which validations are compared: the score `by`, then the negative loss; higher is better.
 
     If there is no such score, for example because nothing was translated, the loss decides alone.
     """
@@ -80,10 +83,10 @@ def score_of(scores: Mapping[str, float], by: str) -> tuple[float, float]:
 
 @final
 class CheckpointWriter:
-    """Writes one checkpoint at a time, in steps. Leaving the context waits for a step that has begun.
+    """Writes one checkpoint at a time in a thread, in steps. Leaving the context waits for a step that has begun.
 
-    A step begins after all ranks have done the previous step. The main threads learn this from the agreement after each
-    update, which also notices lost and stuck ranks; the writing threads exchange nothing.
+    A step begins after all ranks have completed the previous step. The main threads learn this from the agreement after
+    each update, which also notices lost and stuck ranks. The writing threads do not communicate with other ranks.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -93,11 +96,14 @@ class CheckpointWriter:
         self._steps: list[Callable[[], None]] = []  # steps that have not begun; their number is equal in all ranks
 
     def start(self, *steps: Callable[[], None]) -> None:
-        """Begin a checkpoint; the previous one must be complete. All ranks call this with equal numbers of steps."""
+        """Begin a checkpoint; the previous checkpoint must be complete. All ranks call this with equally many steps."""
         self._step, self._steps = self._pool.submit(steps[0]), [*steps[1:]]
 
     def agree(self, signal: int, seconds: float) -> tuple[int, float]:
-        """Call `Ranks.agree`, and begin the next step if all ranks are ready. Raises the error of a failed step."""
+        """Call `Ranks.agree`, and begin the next step if all ranks have completed theirs; return signal and seconds.
+
+        Raises the error of a failed step.
+        """
         is_writing = self._step is not None and not self._step.done()
         if self._step is not None and not is_writing:
             self._step.result()
@@ -107,9 +113,9 @@ class CheckpointWriter:
         return signal, seconds
 
     def wait(self) -> None:
-        """Wait until the checkpoint is complete. All ranks call this. Raises the error of a step that has failed.
+        """Wait until the checkpoint is complete in all ranks, which all call this. Raises the error of a failed step.
 
-        No rank continues before all are done, because torchrun ends the remaining ranks when one exits.
+        No rank continues before all ranks are done, because torchrun ends the remaining ranks when one exits.
         """
         while self._step is not None:
             wait([self._step])
@@ -128,14 +134,14 @@ class CheckpointWriter:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that training changes, by name."""
+    """Return the parameters that training changes, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 class Session:
     """The changing state of a training run, and its run folder.
 
-    A checkpoint contains all of it, so that a resumed run continues bit for bit.
+    A checkpoint contains the whole state, so that a resumed run continues bit for bit.
     """
 
     def __init__(self, model: nn.Module, folder: RunFolder, *, updater: Updater, log: Log) -> None:
@@ -158,7 +164,7 @@ class Session:
         self._writes_ahead = updater.device.type == "cuda" or self.ranks.in_step
 
     def save(self, seconds: float) -> None:
-        """Write a checkpoint, and remove old checkpoints and files that only they needed.
+        """Write a checkpoint after `seconds` of training, and remove old checkpoints and files that only they needed.
 
         If the weights are on a GPU or sharded, `writer` writes a copy of them while training continues.
         """
@@ -205,10 +211,10 @@ class Session:
             self.save_seconds = time.monotonic() - began
 
     def save_model(self, weights: Mapping[str, Tensor]) -> None:
-        """Write the run's model: its state dict, with the values of its trained parameters from `weights`.
+        """Write the run's model: its state dict, with the values of the trained parameters taken from `weights`.
 
-        `weights` has one name for a tied parameter; the state dict has all its names. With `training.lora` the model's
-        file has only the trained parameters.
+        `weights` has one name for a tied parameter; the state dict has all its names. With `training.lora` the file
+        contains only the trained parameters.
         """
         names = {id(parameter): name for name, parameter in self.live.items()}
         state, base = self.model.state_dict(keep_vars=True), None
@@ -221,7 +227,7 @@ class Session:
             self.folder.save_model(tensors, base=base)
 
     def start_or_resume(self) -> None:
-        """Restore the latest checkpoint, if there is one."""
+        """Restore the latest checkpoint and apply changed settings, or begin the training if there is no checkpoint."""
         if self.ranks.is_main_process:
             remove_leftovers(self.snapshots)
         self.time_limit = TimeLimit.read(self.folder)
@@ -260,15 +266,15 @@ class Session:
                 self.log.warn(note)
 
     def _new_changes(self) -> list[Change]:
-        """The changes of settings that the state does not contain."""
+        """Return the changes of settings that were made after the restored state."""
         return self.folder.manifest.changes[self.state.changes :]
 
     def _has_ended(self) -> bool:
-        """Whether the training has finished and was not continued since."""
+        """Whether the training has finished and has not been continued with new limits since."""
         return bool(self.state.finished) and not any(change.continues for change in self._new_changes())
 
     def _apply_changes(self) -> bool:
-        """Let the state follow changed settings, and log them; return whether a continuation begins here."""
+        """Update the state for changed settings, and log them; return whether a finished training is continued now."""
         state, begins = self.state, False
         logged = {event.get("number") for event in self.metrics.read() if event["event"] == "change"}
         for change in self._new_changes():

@@ -2,13 +2,13 @@
 
 If memory runs out, CUDA graphs are given up first; then the micro-batch is split in two. The failure may come in the
 middle of a backward pass, when only some gradients have been added. So the whole update starts again without gradients
-and from the same random numbers, and gives the exact result of training on the two halves from the start. From then on,
-batches of that size are split before they are tried. The size is part of the state, so that a resumed run splits the
-same batches.
+and from the same random numbers; its result is exactly as if the batch had been split from the start. From then on,
+batches of at least this size are split before they are tried. The size is part of the state, so that a resumed run
+splits the same batches.
 
-On a GPU, an update of a small model launches hundreds of kernels that each take a few microseconds, and launching them
-takes the CPU longer than running them takes the GPU. A CUDA graph launches them all at once, for batches of one shape.
-So batches are padded to shapes that recur.
+On a GPU, an update of a small model consists of hundreds of kernels that each take a few microseconds. The CPU needs
+longer to launch them than the GPU needs to run them. A CUDA graph launches them all at once, but only for batches of
+one shape. So batches are padded to shapes that recur.
 
 Dropout's random numbers depend only on the seed, the number of earlier updates and the rank, so that the state does
 not contain a random generator.
@@ -48,7 +48,7 @@ from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed
 
 Results = tuple[Tensor, Tensor, Carry]
 Passes = Callable[[TrainingBatch], Results]
-"""Adds the gradients of a batch's sum of losses; returns the sums of loss and -log p, and an empty carry."""
+"""Function that adds the gradients of a batch's sum of losses, and returns the sums of loss and -log p, and a carry."""
 
 _MAX_GRAPHS = 512  # each graph takes a few megabytes
 _LENGTH_MULTIPLE = 4  # lengths are padded to a multiple of this, up to the model's limit
@@ -62,21 +62,21 @@ class _Graph:
 
 
 class GraphedPasses:
-    """Run the forward and backward pass of one model on a GPU, as a CUDA graph where possible.
+    """Runs the forward and backward passes of one model on a GPU, as CUDA graphs if possible.
 
-    The first batch of a shape runs eagerly, the second is captured, later ones are replayed. After `_MAX_GRAPHS`
-    shapes, new ones always run eagerly. Dropout draws the same random numbers either way. From the first batch on, the
-    gradients must stay where they are in memory.
+    The first batch of a shape runs eagerly, the second is captured in a graph, and the graph is replayed for later
+    batches. After `_MAX_GRAPHS` shapes, batches of new shapes always run eagerly. Dropout's random numbers do not
+    depend on this. From the first batch on, the gradients must keep their addresses in memory.
     """
 
     def __init__(self, *, longest: int | None) -> None:
-        """`longest`: the longest sequence that the model takes, if there is a limit."""
+        """`longest`: number of positions of the longest sequence that the model accepts; None for no limit."""
         self._longest = longest
         self._graphs: dict[tuple[torch.Size, ...], _Graph | None] = {}  # None: seen once
         self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, passes: Passes, batch: TrainingBatch) -> Results:
-        """Run `passes` for a batch, eagerly or as a graph; return its results. All calls give the same `passes`."""
+        """Run `passes` for a batch, eagerly or as a graph; return its results. It must be equivalent in all calls."""
         batch = padded_to_recur(batch, longest=self._longest)
         shape = tuple(x.shape for x in (*batch.inputs, batch.targets))
         if shape not in self._graphs:
@@ -92,7 +92,7 @@ class GraphedPasses:
         return known.results
 
     def _capture(self, passes: Passes, batch: RowBatch) -> _Graph:
-        """Capture a graph that reads this batch. All graphs share memory, as one is in use at a time."""
+        """Capture a graph that reads its input from `batch`. All graphs share memory, as only one is used at a time."""
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.stream(torch.cuda.current_stream())  # restores the stream after a failed capture
         # Another thread sends batches to the GPU meanwhile, which the mode "global" would not allow.
@@ -111,7 +111,10 @@ class GraphedPasses:
 
 
 def padded_to_recur(batch: TrainingBatch, *, longest: int | None) -> RowBatch:
-    """Pad the inputs and targets of a batch at their ends, to a shape that many batches have."""
+    """Pad the inputs and targets of a batch at their ends to a shape that many batches have.
+
+    `longest`: greatest length that the model accepts, or None.
+    """
     rows = rounded_rows(batch.n_rows, least=1)
 
     def padded(x: Tensor) -> Tensor:
@@ -127,7 +130,7 @@ def padded_to_recur(batch: TrainingBatch, *, longest: int | None) -> RowBatch:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The result of an update: losses in nats, summed over `n_targets` targets, and the unclipped gradient's norm."""
+    """The result of an update: losses in nats, summed over `n_targets` targets, and the unclipped gradient norm."""
 
     loss_sum: float
     nll_sum: float
@@ -150,22 +153,22 @@ class DoesNotFit(Exception):
 
 
 def slots_of(batch: TrainingBatch) -> int:
-    """Number of input and target tokens of a batch with padding, as a measure of its memory."""
+    """Count the input and target tokens of a batch including padding, as a measure of its memory."""
     return sum(tensor.numel() for tensor in (*batch.inputs, batch.targets))
 
 
 def _drop_words(module: nn.Module, _: Any, vectors: Float[Tensor, "B T D"], *, p: float) -> Float[Tensor, "B T D"]:
-    """Forward hook that zeroes vectors of whole pieces in training (Gal and Ghahramani 2016)."""
+    """Zero the vectors of whole pieces with probability p in training, as a forward hook (Gal and Ghahramani 2016)."""
     return F.dropout1d(vectors, p, training=module.training)
 
 
 class Updater:
     """A model and its optimizer; `update` is the training step.
 
-    The gradient is that of the mean loss over all targets of an update, however it is split into micro-batches: passes
-    add up gradients of sums, and the optimizer divides them.
-    `too_large`: size (`slots_of`) of the smallest batch that did not fit into memory. Larger batches are split.
-    `n_updates`: updates so far, including skipped ones.
+    The gradient is the gradient of the mean loss over all targets of an update. It does not depend on the division into
+    micro-batches: passes add up gradients of sums, and the optimizer divides them.
+    `too_large`: size (`slots_of`) of the smallest batch that did not fit into memory; batches of this size are split.
+    `n_updates`: number of updates so far, including skipped updates.
     """
 
     def __init__(
@@ -221,12 +224,12 @@ class Updater:
         Args:
             batches: This process's micro-batches.
             lr_scale: Factor of the peak learning rates.
-            n_targets: Targets of the whole update, if other ranks have some of its micro-batches. The returned sums
-                always refer to the whole update.
-            carry: The carry that the previous update returned, one row for each row of the micro-batches in order.
-            dummies: Batches whose losses do not count. With `batches`, every rank has as many.
+            n_targets: Number of targets of the whole update, needed if other ranks have some of its micro-batches. The
+                returned sums always refer to the whole update.
+            carry: The carry that the previous update returned, with the rows of all micro-batches in order.
+            dummies: Batches whose losses do not count, so that all ranks compute equal numbers of batches.
             progress: Fraction of the training that is over, on which the criterion may depend.
-            steps: False to drop the gradients, after passes whose time is measured.
+            steps: False to measure the time of the passes only; gradients are then dropped.
 
         Raises:
             DoesNotFit: A batch that cannot be split does not fit into memory. The weights are unchanged.
@@ -259,7 +262,7 @@ class Updater:
         return result
 
     def _graphed_passes(self) -> GraphedPasses | None:
-        """CUDA graphs of Transformers in bfloat16 if batches have only inputs and targets and there is one rank."""
+        """Return CUDA graphs for a Transformer in bfloat16 on one rank with the plain token loss, otherwise None."""
         modules = [*self.model.modules()]
         is_transformer = any(isinstance(module, Stack) for module in modules)
         is_recurrent = any(isinstance(module, (SSRU, SatelliteAttention)) for module in modules)
@@ -280,9 +283,9 @@ class Updater:
     def _add_gradients(
         self, batches: Sequence[TrainingBatch], carry: Carry, dummies: Sequence[TrainingBatch], criterion: Criterion
     ) -> tuple[Tensor, Tensor, Carry]:
-        """Add up the gradients of all batches; return the sums of loss and -log p over `batches`, and their carry.
+        """Add up the gradients of all batches; return the sums of loss and of -log p over `batches`, and their carry.
 
-        If memory runs out, give up CUDA graphs or lower `too_large`, and start again.
+        If memory runs out, start again without CUDA graphs or with a smaller `too_large`.
         """
         while True:
             seed = dropout_seed(self.seed, self.n_updates, self.ranks.rank)
@@ -323,7 +326,10 @@ class Updater:
     def _backward(
         self, criterion: Criterion, batch: TrainingBatch, carry: Carry = (), *, counts: bool = True
     ) -> tuple[Tensor, Tensor, Carry]:
-        """Add the gradients of one batch's sum of losses; return its loss, its -log p and its carry."""
+        """Add the gradients of a batch's sum of losses; return this sum, the sum of -log p, and the carry.
+
+        `counts`: False for a dummy batch, whose gradients are zero.
+        """
         writes = self._by_library and self.ranks is SINGLE_RANK
         with writing_gradients(self._parameters) if writes else contextlib.nullcontext():
             with autocast(self.device, self.precision):
@@ -333,7 +339,7 @@ class Updater:
         return loss.detach(), nll, after
 
     def _fitting(self, batch: TrainingBatch) -> Iterator[TrainingBatch]:
-        """Split a batch in halves until they are smaller than `too_large`."""
+        """Yield a batch, split in halves until each part is smaller than `too_large` or has one row."""
         if self.too_large is None or slots_of(batch) < self.too_large or batch.n_rows == 1:
             yield batch
             return
@@ -342,12 +348,12 @@ class Updater:
             yield from self._fitting(part)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state for an exact resume besides the weights: the optimizer's tensors, and values."""
+        """Return the state that an exact resume needs besides the weights: the optimizer's tensors, and JSON values."""
         state = {"processes": self.ranks.size, "too_large": self.too_large, "kernels": self.kernels}
         return optimizer_tensors(self.optimizer), state
 
     def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, n_updates: int) -> list[str]:
-        """Restore the result of `state` after `n_updates`; return notes on differences from the saved run."""
+        """Restore a result of `state`, saved after `n_updates`; return notes on differences from the saved run."""
         load_optimizer_tensors(self.optimizer, tensors)
         self.too_large = None if self.ranks.in_step else state["too_large"]
         self.n_updates = n_updates

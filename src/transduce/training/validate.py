@@ -18,11 +18,11 @@ from transduce.training.ranks import SINGLE_RANK, Ranks
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """Functions that score a model's outputs for held-out text, a translator's by `bleu` and `chrf`; higher is better.
+    """Functions that score a model's outputs for held-out text, such as translations by `bleu` and `chrf`.
 
-    `items`: work to divide among ranks, such as sentences. Neighbours should take equally long.
-    `outputs`: returns a JSON value for each given item.
-    `score`: computes scores from the outputs for all items, in order.
+    items: returns the work to divide among ranks, such as sentences. Neighbours should take equally long.
+    outputs: returns the model's output for each given item, as a JSON value.
+    score: computes scores by name from the outputs for all items, in order; higher is better.
     """
 
     items: Callable[[], Iterable[Any]]
@@ -51,7 +51,7 @@ def format_validation(update: int, epochs: float, scores: Mapping[str, float], *
 
 
 def judging(device: torch.device, precision: str) -> str:
-    """The precision for translating in a validation: the training's on a GPU, float32 on a CPU, as none is faster."""
+    """Return the precision for translating in a validation: the training's on a GPU, float32, the fastest, on a CPU."""
     return precision if device.type == "cuda" else "float32"
 
 
@@ -73,22 +73,22 @@ class Validator:
         """`batches`: returns the batches of the held-out text on the model's device; called for each validation.
 
         `n_bytes`: size of the text in bytes, for the loss in bits per byte; 0 if not every token is predicted.
-        `in_order`: each batch continues the batch before, whose final state (`carry`) the model reads.
+        `in_order`: whether each batch continues the previous batch, so that the model needs its carry.
         """
         self.model, self.batches, self.judge, self.n_bytes, self.in_order = model, batches, judge, n_bytes, in_order
         self.smoothing, self.precision, self.criterion = smoothing, precision, criterion
 
     def __call__(self, ranks: Ranks = SINGLE_RANK) -> dict[str, float]:
-        """Smoothed `loss` and `nll` (nats a target token, over all text), `perplexity`, and the judge's scores.
+        """Return `loss` (smoothed) and `nll` in nats per target token, `perplexity`, and the judge's scores.
 
-        `bits_per_byte`, which unlike the others does not depend on the vocabulary, if `n_bytes` is known. All `ranks`
-        call this and share the batches and the judge's items. The main process alone scores the outputs.
+        If `n_bytes` is known, also return `bits_per_byte`, which does not depend on the vocabulary. All `ranks` call
+        this and share the batches and the judge's items. Only the main process scores the outputs.
         """
         training, device = self.model.training, next(self.model.parameters()).device
         self.model.eval()
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         try:
-            # no_grad, not inference_mode: buffers made lazily in here must serve training too.
+            # no_grad, not inference_mode: training will also use buffers that are first made here.
             with torch.no_grad(), torch.random.fork_rng(devices=devices):
                 sums = ranks.gather({"sums": self._sums(ranks, device)})
                 scores = ranks.broadcast(lambda: self._losses(*torch.stack([*sums.values()]).sum(0).tolist()))
@@ -113,7 +113,7 @@ class Validator:
         return ranks.broadcast(lambda: judge.score(outputs))
 
     def _sums(self, ranks: Ranks, device: torch.device) -> Tensor:
-        """The losses and the targets of the batches of this rank."""
+        """Return the sums of loss, of -log p and of targets over this rank's batches, as one tensor [3]."""
         model: Any = self.model
         sums = torch.zeros(3, dtype=torch.float64, device=device)
         carry: Carry = ()
@@ -125,7 +125,10 @@ class Validator:
         return sums.cpu()
 
     def _share(self, ranks: Ranks) -> Iterator[tuple[TrainingBatch, bool]]:
-        """Yield a rank's batches, each with whether it counts. Some are repeated, so that ranks get equally many."""
+        """Yield pairs of a batch for this rank and whether its loss counts.
+
+        Batches that do not count are repetitions, so that all ranks get equally many.
+        """
         batches = iter(self.batches())
         if self.in_order:
             if ranks.in_step or ranks.is_main_process:
