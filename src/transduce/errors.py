@@ -21,11 +21,11 @@ class TransduceError(Exception):
 
 
 class TrainingError(TransduceError):
-    """Training cannot continue: the loss is not finite or diverges, or a single sentence does not fit into memory."""
+    """Training cannot continue: the loss is not finite, or a single sentence does not fit into memory."""
 
 
 class TooLong(TrainingError):
-    """A single sentence does not fit into the memory of this rank; other ranks cannot see this error."""
+    """A single sentence does not fit into the memory of one rank, which reports it, as other ranks cannot see it."""
 
 
 class RankExited(TransduceError):
@@ -105,7 +105,7 @@ def cannot_write(path: object, error: OSError) -> RunFolderError:
 
 @contextlib.contextmanager
 def needing(extra: str, problem: str) -> Iterator[None]:
-    """Context for imports. If a package is missing, `SettingsError` is raised with `problem` and the extra's name."""
+    """Context manager for imports: if a package is missing, raise `SettingsError` with `problem` and the extra."""
     try:
         yield
     except ImportError as error:
@@ -126,7 +126,7 @@ def message_of(error: BaseException) -> str:
 
 
 def listed(names: Sequence[str], most: int = 1000) -> str:
-    """Up to `most` names in one line, each cut at 200 characters, and the number of names that are left out."""
+    """Join up to `most` names in one line, each cut at 200 characters, and add the number of names left out."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(name if len(name) <= 200 else f"{name[:200]}…" for name in names[:most]) + more
 
@@ -142,6 +142,6 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
 
 
 def check_known(setting: str, name: str, known: Collection[str]) -> None:
-    """Raise `SettingsError` with the nearest known name if the value of a setting is unknown."""
+    """Raise `SettingsError` with the nearest known name if `name`, the value of a setting, is not in `known`."""
     if name not in known:
         raise SettingsError(f"{setting} = '{name}'{nearest(name, known)}; allowed: {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""`train`: from settings to a finished run folder, for every task."""
+"""The function `train`, which makes a finished run folder from settings, for every task."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ from transduce.training.ranks import Ranks
 from transduce.training.step import Updater
 
 N_DRAWN = 3
-"""Sentences with attention maps in the report."""
+"""Number of sentences with attention maps in the report."""
 
 
 def train(
@@ -83,23 +83,23 @@ def train(
 ) -> Path:
     """Train a model into the run folder `run`; return its path.
 
-    Unset settings are chosen and printed. If the folder contains the same run, its training resumes; then text and
-    settings may be left out, and settings with the trait `changeable` may have other values. Under torchrun the main
-    process calls this function, and the other ranks call `run_worker`.
+    Defaults for unset settings are chosen and printed. If the folder contains the same run, its training resumes; then
+    text and settings may be left out, and settings with the trait `changeable` may have other values. Under torchrun
+    the main process calls this function, and the other ranks call `run_worker`.
 
     >>> train(src="train.en", tgt="train.de", run="runs/mine")                      # doctest: +SKIP
     >>> train(pairs=[("A dog.", "Ein Hund."), ("A cat.", "Eine Katze.")], run="x")  # doctest: +SKIP
     >>> train(run="runs/mine", more=More(updates=1000))                             # doctest: +SKIP
 
     Args:
-        settings: Settings of the run. Unset settings are chosen, or taken from the run in the folder.
+        settings: Settings of the run. Defaults for unset settings are chosen, or taken from the run in the folder.
         run: The run folder.
         src: File of source sentences, instead of `settings.data.train`.
         tgt: File of their translations, line by line.
         pairs: Sentence pairs, instead of files. They are written to `run`.jsonl beside the run folder.
         more: The length by which to continue the finished training in the folder.
         log: Log for progress (default: to stderr).
-        dry_run: Read the text, print the choices, and train nothing.
+        dry_run: Read the text, print the chosen defaults, and do not train.
 
     Raises:
         UserError: A mistake that the user can correct, before anything is written.
@@ -138,7 +138,10 @@ def _with_text(
     tgt: Path | str | None,
     pairs: Iterable[tuple[str, str]] | None,
 ) -> Settings:
-    """Return the settings with the text arguments of `train` as training text; pairs are written to a file first."""
+    """Return the settings with the arguments of `train` as training text; pairs are written to a file first.
+
+    Without these arguments, use the text in the settings or, if they have none, the stored settings of the run.
+    """
     if (src is None) != (tgt is None) or (src is not None and pairs is not None):
         raise SettingsError("src, tgt, pairs: give src and tgt, or pairs")
     if src is not None and tgt is not None:
@@ -180,7 +183,7 @@ def _train_in(
     log: Log,
     ranks: Ranks,
 ) -> None:
-    """Train in the locked run folder, in the main process."""
+    """Lock the run folder, and prepare, train and finish the run in it; only the main process calls this."""
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
         end = _end_of(folder)
         if end is not None and more is not None:
@@ -260,9 +263,9 @@ def _prepare(
     machine: Machine,
     log: Log,
 ) -> Any:
-    """Encode the text, and copy the weights to start from, into the folder, unless an earlier start did.
+    """Return the encoded text of a run; if it does not exist yet, encode it, and copy the weights to start from.
 
-    A user's mistake leaves no new folder. After a full disk the folder stays, with the text prepared so far.
+    If the user made a mistake, a new folder is removed. If the disk is full, the folder stays with the text so far.
     """
     if folder.resumed and (prepared := find_prepared(task, folder, log)) is not None:
         shutil.rmtree(folder.path / "preparation", ignore_errors=True)  # left by a kill
@@ -295,7 +298,7 @@ def learn(
     ranks: Ranks,
     machine: Machine | None = None,
 ) -> int:
-    """Build the model and train it, in every rank; return the best update.
+    """Build the model and train it; return the number of the best update. Every rank calls this.
 
     `machine`: given in the main process, which warns of too little memory or disk space.
     """
@@ -324,10 +327,10 @@ def learn(
 
 
 def run_worker() -> int:
-    """Train as a rank other than the main process, without I/O and logging; return the exit code.
+    """Train as a rank other than the main process, without writing files or printing progress; return the exit code.
 
-    The main process reports errors that all ranks see; this function reports other errors, with the number of the
-    process.
+    The main process reports errors that all ranks see. This function reports errors of this rank alone, with the number
+    of the process.
     """
     limit_kernel_cache()
     try:
@@ -352,7 +355,7 @@ def run_worker() -> int:
 
 
 def save_attention(folder: RunFolder, sentences: ToDraw) -> None:
-    """Save attention weights for the report, of the first sentences that are short enough for the model."""
+    """Save attention weights for the report, for the first N_DRAWN sentences that are short enough for the model."""
     if not sentences:
         return
     translator = Translator.load(folder.path, device=folder.settings.training.device, trainable=True)
@@ -368,9 +371,9 @@ def save_attention(folder: RunFolder, sentences: ToDraw) -> None:
 
 
 def finalize(folder: RunFolder, log: Log) -> None:
-    """Write the report and the model card, seal the log with a checksum and delete the encoded text.
+    """Write the report and the model card, store a checksum of metrics.jsonl, and delete the encoded text.
 
-    `training.keep_checkpoints` = 0 deletes the checkpoints too.
+    With `training.keep_checkpoints` = 0, delete the checkpoints too.
     """
     if (folder.path / "metrics.jsonl").exists():
         folder.manifest.add(folder.manifest.records, "metrics.jsonl")
@@ -395,7 +398,10 @@ def finalize(folder: RunFolder, log: Log) -> None:
 
 
 def rebuild_report(run: Path) -> Path:
-    """Write the report of a finished or running training again, and a missing card; return the report's path."""
+    """Write the report of a finished or running training again, and the model card if it is missing.
+
+    Return the path of the report.
+    """
     if is_finished(run):
         with RunFolder.open_locked(run) as folder:
             write_report(folder)
@@ -408,10 +414,10 @@ def rebuild_report(run: Path) -> Path:
 
 
 def is_finished(run: Path) -> bool:
-    """Whether `train` has nothing left to do in a folder."""
+    """Whether the training in a run folder is finished, so that `train` has nothing left to do."""
     return (run / "manifest.json").exists() and not (run / "tokens").exists() and (run / "model.safetensors").exists()
 
 
 def _end_of(folder: RunFolder) -> Mapping[str, Any] | None:
-    """Return the event that ends the metrics of a finished training; None before."""
+    """Return the last event of a finished training in metrics.jsonl; None if it is not finished."""
     return end_of(MetricsFile(folder.path / "metrics.jsonl").read(), n_continuations=folder.manifest.n_continuations)

@@ -1,1 +1,1 @@
-"""Tasks: the kinds of training, each from the text to the report. `resolve.py` names them."""
+"""Tasks: the kinds of training, each from the text to the report. `resolve.py` has the table of tasks."""

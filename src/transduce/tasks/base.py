@@ -1,12 +1,12 @@
 """The protocol of a task (the parts of a training that depend on the kind of model), and the forms of training text.
 
-`transduce.pipeline.train` is the same for all tasks: read the text, choose unset settings, train a vocabulary, then
-`prepare`, train with `batches` and `loss`, `validate`, and `finish`.
+`transduce.pipeline.train` is common to all tasks. It reads the text, chooses unset settings, trains a vocabulary, and
+calls the task's `prepare`, `batches`, `loss`, `validate` and `finish`.
 
-To add a task, write a subclass of `Task` in a file of this package and add it to TASKS in `resolve.py`, which has the
-settings that it refuses, too. Its defaults go into `defaults.py`, and the traits of settings name the tasks in which
-they have an effect. Its words in reports are in `evaluation.wording`, and its scores for `transduce compare` in
-`comparison.compare`. A task with one store for each set prepares them with `prepare_sets`.
+To add a task, write a subclass of `Task` in a file of this package and add it to TASKS in `resolve.py`, which also
+checks the settings that the task refuses. Its defaults go into `defaults.py`, and the traits of settings name the tasks
+in which they have an effect. Its words in reports are in `evaluation.wording`, and its scores for `transduce compare`
+in `comparison.compare`. A task with one store for each set can prepare them with `prepare_sets`.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ ToDraw = Sequence[tuple[Direction, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextForm:
-    """A form of training text, with functions that find, read and count it. Units are in the plural."""
+    """A form of training text, such as sentence pairs, with functions that find, read and count it."""
 
     name: FormName
-    unit: str  # unit of the size of a set
-    example_unit: str  # name of held-out examples in warnings of leaks
+    unit: str  # unit of the size of a set, in the plural
+    example_unit: str  # name of held-out examples in warnings of leaks, in the plural
     sources: Callable[[Settings], Sources[Any]]
     read: Callable[[Settings, Log, Sources[Any], Workplace], Texts[Any]]  # reads the text once
     example: Callable[[Any], tuple[str, ...]]  # the texts of a record that the leak check looks for in other sets
@@ -65,7 +65,10 @@ class TextForm:
     def read_texts(
         self, settings: Settings, log: Log, sources: Sources[Any] | None = None, *, workplace: Workplace | None = None
     ) -> Any:
-        """Read the text of `sources` (default: those of the settings) once. Raises `DataError` for faulty text."""
+        """Read the text of `sources` (default: the settings' sources) once; return its sets, and print their sizes.
+
+        `workplace`: where temporary files go. Raises `DataError` for faulty text.
+        """
         texts = self.read(settings, log, sources or self.sources(settings), workplace or Workplace())
         if isinstance(settings.model, BertSettings) and settings.model.next_sentence:
             for text_set in texts.sets.values():
@@ -75,7 +78,7 @@ class TextForm:
 
 
 def _pair_sources(settings: Settings) -> Sources[Pair]:
-    """Return the sources of sentence pairs, with word alignments if the training is guided by them."""
+    """Return the sources of sentence pairs; with `training.guided_alignment`, training pairs have word alignments."""
     data, links = settings.data, settings.training.guided_alignment
     sources = demo_sources(data, seed=settings.training.seed) if data.demo else pair_sources(settings)
     if data.both_directions:
@@ -90,7 +93,7 @@ def _reversed(source: Source[Pair]) -> Source[Pair]:
 
 
 def _check_documents(name: str, pieces: Iterable[Piece]) -> None:
-    """Raise `DataError` unless there are two documents with text, as next-sentence prediction needs."""
+    """Raise `DataError` if the pieces of text are from fewer than two documents; next-sentence prediction needs two."""
     documents = groupby(document for piece, document, _ in located(pieces) if piece.text.strip())
     n = sum(1 for _ in islice(documents, 2))
     if n < 2:
@@ -134,7 +137,7 @@ StoreT = TypeVar("StoreT", bound=Store)
 
 @dataclass(frozen=True)
 class Prepared(Generic[StoreT]):
-    """The encoded text of a run, in its folder `tokens`."""
+    """The encoded text of a run, which is stored in its folder `tokens`, and the tokenizers."""
 
     tokens: Path
     tokenizers: Tokenizers
@@ -143,14 +146,14 @@ class Prepared(Generic[StoreT]):
 
 
 class Task(ABC, Generic[TextsT, StoreT]):
-    """A kind of training: functions without state. `TextsT`: type of the text. `StoreT`: type of the encoded text."""
+    """Base of tasks (kinds of training), without state. `TextsT`: type of the text. `StoreT`: type of encoded text."""
 
     name: ClassVar[str]
     form: ClassVar[TextForm]
     store: type[StoreT]
-    """The class of its encoded text."""
+    """The class that stores encoded text."""
     evaluation: ClassVar[type[Any]]
-    """The options of `evaluate`, a dataclass."""
+    """The dataclass with the options of `evaluate`."""
 
     @abstractmethod
     def prepare(self, folder: RunFolder, texts: TextsT, tokenizers: Tokenizers, log: Log) -> Prepared[StoreT]:
@@ -158,31 +161,31 @@ class Task(ABC, Generic[TextsT, StoreT]):
 
     @abstractmethod
     def batches(self, prepared: Prepared[StoreT], settings: Settings, device: torch.device) -> Feeder:
-        """Return the batches of the training loop, a function of (settings, seed, epoch), so that a resume is exact."""
+        """Return the feeder of training batches, a pure function of (settings, seed, epoch): a resume is then exact."""
 
     @abstractmethod
     def loss(self, settings: Settings) -> Criterion:
-        """Return the loss of a training."""
+        """Return the criterion, a function that computes the loss of a batch."""
 
     @abstractmethod
     def validate(
         self, model: nn.Module, prepared: Prepared[StoreT], settings: Settings, device: torch.device
     ) -> Validator:
-        """Return the validation on held-out text. Its judge's scores are logged, and used for early stopping."""
+        """Return the validator, which scores a model on held-out text. Early stopping can use its judge's scores."""
 
     @abstractmethod
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> ToDraw:
-        """Save scores and samples after training. A resumed run calls it again if it was killed.
+        """Save scores and samples after training; return sentences for the report's attention maps, best first.
 
-        `update`: the update that the final weights are from. Returns the sentences whose attention the report may draw,
-        best first.
+        `update`: the update whose weights are the run's model. If the process is killed, the resumed run calls this
+        again.
         """
 
     @abstractmethod
     def evaluate(self, run: Path, options: Any, *, device: str = "auto") -> Any:
-        """Score a finished run on files; return scores with `lines`, to print, and `to_json`.
+        """Score a finished run on files; return scores with the methods `lines`, for printing, and `to_json`.
 
-        `options`: an object of the class `evaluation`.
+        `options`: an instance of the class `evaluation`.
         """
 
 
@@ -224,7 +227,7 @@ def find_prepared(task: AnyTask, folder: RunFolder, log: Log) -> Prepared[Any] |
 
 
 def fingerprint(settings: Settings, tokenizers: Tokenizers, marks: Sequence[bytes]) -> str:
-    """Return the sha256 of everything that the encoded text depends on. `marks`: content marks of the sources."""
+    """Return a sha256 of everything on which the encoded text depends. `marks`: checksums of the sources' content."""
     stored = (key for key, field in DataSettings.model_fields.items() if traits_of(field).stored)
     rules = [f"{key}: {getattr(settings.data, key)!r}" for key in stored]
     rules += [f"held out: {not settings.data.valid}", f"seed: {settings.training.seed}"]
@@ -234,7 +237,7 @@ def fingerprint(settings: Settings, tokenizers: Tokenizers, marks: Sequence[byte
 
 
 def report_leaks(checks: Sequence[LeakCheck], log: Log) -> list[dict[str, Any]]:
-    """Warn of held-out text in the training text; return the reports for data.json."""
+    """Warn if training text contains held-out text; return a report of each check for data.json."""
     for check in checks:
         if warning := check.warning():
             log.warn(warning)
@@ -251,7 +254,7 @@ def prepare_sets(
     encode: Callable[[Path, Iterable[Any], str], StoreT],
     describe: Callable[[StoreT], dict[str, Any]],
 ) -> Prepared[StoreT]:
-    """Prepare the text of a task with one vocabulary and one store per set, as `Task.prepare` does.
+    """Implement `Task.prepare` for a task with one vocabulary and one store per set.
 
     `encode`: writes the records of a set into a folder; its last argument is the set's name, for errors. `describe`:
     returns the numbers of a set for data.json.
@@ -280,7 +283,7 @@ def prepare_sets(
 
 
 def held_out_stores(folder: RunFolder, store: type[StoreT]) -> Iterator[tuple[str, StoreT]]:
-    """Yield the validation set and the test sets, by name."""
+    """Yield the name and the encoded text of the validation set and of each test set."""
     tokens = folder.path / "tokens"
     with expecting(tokens / "tests.json"):
         tests = [str(name) for name in read_json(tokens / "tests.json")]

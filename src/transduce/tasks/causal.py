@@ -1,4 +1,4 @@
-"""Causal language modelling (GPT)."""
+"""The task causal: causal language modelling (GPT)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ N_SAMPLES = 6  # texts that the report shows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEvaluation:
-    """Options of the evaluation of a language model; see `Generator.evaluate`."""
+    """Options of the evaluation of a language model on a text; `Generator.evaluate` explains them."""
 
     text: Path
     stride: int | None = None
@@ -112,7 +112,7 @@ def _feeder(store: TextStore, settings: Settings, device: torch.device) -> RowFe
 
 
 def _beginnings(store: TextStore, generator: Generator) -> list[str]:
-    """Return prompts: a few short pieces of held-out text, and an empty prompt."""
+    """Return prompts for samples: a few short extracts of held-out text, and an empty prompt."""
     n, length = N_SAMPLES - 1, max(1, min(16, generator.context // 4))
     prompts = []
     for i in range(n):

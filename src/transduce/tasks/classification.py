@@ -1,4 +1,4 @@
-"""Classification: a text or a pair of texts, and its label (Devlin et al. 2019, 4.1)."""
+"""The task classification: predict the label of a text or of a pair of texts (Devlin et al. 2019, 4.1)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ N_SAMPLES = 24  # texts that the report shows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelEvaluation:
-    """Options of the evaluation of a classifier: a file with label<TAB>text lines."""
+    """Options of the evaluation of a classifier. `labels`: a file with label<TAB>text lines."""
 
     labels: Path
 
@@ -129,7 +129,7 @@ def _labels(settings: Settings) -> Sequence[str]:
 
 
 def _judge(feeder: LabelFeeder, labels: Sequence[str]) -> Judge:
-    """Return the `Judge` of validation, whose batches do not depend on the number of ranks."""
+    """Return the `Judge` that scores a classifier in validation: accuracy, macro F1 and Matthews correlation."""
 
     def predict(model: nn.Module, batches: Iterable[LabelBatch]) -> list[tuple[list[int], list[int]]]:
         device = next(model.parameters()).device

@@ -1,12 +1,12 @@
 """Continue a finished training, and change settings of a training that resumes.
 
 A continuation starts from the last checkpoint, which has the weights, the optimizer's state, the averages and the
-position in the data, and random numbers follow from the number of the update. So its result is that of a
-run with the higher limit from the start, if the learning rate does not depend on the limit. The encoded text was
-deleted at the end and is prepared again; it must not have changed.
+position in the data; random numbers follow from the number of the update. So the result equals a run that had the
+higher limit from the start, if the learning rate does not depend on the limit. The encoded text was deleted at the end
+and is prepared again; it must not have changed.
 
-Changes are stored in the manifest of the run before the training continues, and applied by `training.session` when the
-last checkpoint is restored, so that a killed process loses none.
+Changes are stored in the manifest of the run before the training continues. `training.session` applies them when it
+restores the last checkpoint. So no change is lost if the process is killed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from transduce.training.schedule import FALLING
 from transduce.training.session import TrainingState
 
 LEAST_FACTOR = 0.01
-"""Smallest factor of the peak learning rate from which a falling schedule goes on; below it, nothing is learned."""
+"""Smallest factor of the peak learning rate at which a falling schedule may be continued; less would teach nothing."""
 
 Changes = dict[str, tuple[Any, Any]]
 
@@ -47,7 +47,7 @@ class More:
     """The length and the learning rate of the continuation of a finished training.
 
     Args:
-        updates: Number of updates to add. Exactly one of `updates`, `epochs` and `minutes` is given.
+        updates: Number of updates to add. Give exactly one of `updates`, `epochs` and `minutes`.
         epochs: Number of epochs to add.
         minutes: Number of minutes to add.
         lr: The peak learning rate, with which the continuation begins (default: the rate at which the training ended).
@@ -68,11 +68,11 @@ class More:
 
     @property
     def length(self) -> str:
-        """The name of the field that is given."""
+        """The name of the given field: updates, epochs or minutes."""
         return next(name for name in ("updates", "epochs", "minutes") if getattr(self, name) is not None)
 
     def limits(self, state: TrainingState) -> dict[str, Any]:
-        """The limits of the run after the continuation, by the names of their settings; None for unset limits."""
+        """Return the limits of the continued run, by the names of their settings; None for no limit."""
         return {
             "training.max_updates": self.updates and state.update + self.updates,
             "training.max_epochs": self.epochs and state.epochs + self.epochs,
@@ -88,7 +88,7 @@ class More:
 
 
 def stored_settings(run: Path, changes: Settings | None = None) -> Settings:
-    """Return the settings with which the run in a folder was last started, updated by the settings in `changes`."""
+    """Return the settings of the last start of the run in a folder, with those set in `changes` replaced."""
     values = read_recipe(run / "recipe.toml")
     for name, value in (changes or Settings()).model_dump(mode="json", exclude_unset=True).items():
         values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value
@@ -96,7 +96,7 @@ def stored_settings(run: Path, changes: Settings | None = None) -> Settings:
 
 
 def change_settings(folder: RunFolder, *, is_finished: bool) -> None:
-    """Record the changes that a command requests of a run that is resumed. Raises if the run is finished."""
+    """Record changes of settings that a command requests for a resumed run; `RunFolderError` if it is finished."""
     if is_finished:
         name, (before, after) = next(iter(folder.requested.items()))
         raise RunFolderError(
@@ -161,7 +161,7 @@ def continue_run(task: AnyTask, folder: RunFolder, more: More, end: Mapping[str,
 
 
 def _with_matrix_lr(changes: Changes, settings: Settings) -> Changes:
-    """Return the changes with the learning rate of matrices, if there is one, changed in proportion to the other."""
+    """Add a change of `training.matrix_lr`, if it is set, in proportion to a change of `training.lr`."""
     matrix_lr = settings.training.matrix_lr
     if "training.lr" not in changes or "training.matrix_lr" in changes or matrix_lr is None:
         return changes
@@ -174,7 +174,7 @@ def _changed(settings: Settings, changes: Changes) -> Settings:
 
 
 def _prepare_again(task: AnyTask, folder: RunFolder, advice: str, log: Log) -> None:
-    """Encode the text of the run again into its folder `tokens`. Raises if it has changed or is gone."""
+    """Encode the text of the run again into its folder `tokens`; raise an error if the text has changed or is gone."""
     settings, tokenizers = folder.settings, load_tokenizers(folder)
     try:
         sources = task.form.sources(settings)

@@ -24,9 +24,9 @@ MIN_WARMUP, MAX_WARMUP = 10, 2000
 
 
 class Size(NamedTuple):
-    """Defaults for training text of at most `most` pairs, labelled texts or bytes. Pairs of values: (CPU, GPU).
+    """Defaults for training text of at most `most` pairs, labelled texts or bytes. Tuples of two are (CPU, GPU).
 
-    `batch`: tokens per update; for rows of running text (`context`), their number.
+    `batch`: tokens per update or, for language models of the task causal, rows of `context` tokens per update.
     """
 
     most: float
@@ -42,11 +42,11 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The settings and the facts about the text that defaults depend on.
+    """The settings and the facts about text and machine on which defaults depend.
 
-    `asked`: the settings that were given; `settings`: these with the defaults so far. `amount`: amount of training text
-    in `unit`. `tokens`: number of training tokens, of the longer side of each pair; None before encoding.
-    `several_sentences`: share of the source lines with several sentences, if known.
+    asked: the settings that the user gave. settings: `asked` with the defaults so far. sizes: the task's table of
+    sizes. amount: amount of training text in `unit`. tokens: number of training tokens, of the longer side of each
+    pair; None before encoding. several_sentences: share of source lines with several sentences; None if unknown.
     """
 
     asked: Settings
@@ -76,7 +76,7 @@ class Facts:
 
     @property
     def vocab_size(self) -> int:
-        """Pieces of the larger vocabulary; 0 without one."""
+        """Number of pieces of the larger vocabulary; 0 without a vocabulary."""
         return self.settings.tokenizer.vocab_size or 0
 
     @property
@@ -89,7 +89,7 @@ class Facts:
 
     @property
     def updates_per_minute(self) -> float:
-        """Rough estimate of updates per minute from the size of the model and the speed of the machine."""
+        """A rough estimate of updates per minute, from the size of the model and the speed of the machine."""
         model = self.settings.model
         # parameters that a target token passes through
         parameters = model.layer_parameters + self.vocab_size * model.d_model
@@ -97,7 +97,7 @@ class Facts:
 
     @property
     def updates(self) -> float:
-        """Rough number of updates until the first limit is reached; at least 1."""
+        """A rough estimate of the number of updates until the first limit is reached; at least 1."""
         training = self.settings.training
         ends = [
             training.max_updates,
@@ -113,15 +113,15 @@ class Facts:
 
 
 Answer = tuple[Any, str] | None
-"""A value and the reason for it; None leaves the setting unset."""
+"""The default of a setting and the reason for it; None leaves the setting unset."""
 Rule = Answer | Callable[[Facts], Answer]
 Rules = Mapping[str, Rule]
-"""Rules by the name of a setting, in the order of their application: later rules see the values of earlier ones."""
+"""Rules by the name of their setting, in the order of application: later rules see the values of earlier rules."""
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The defaults of a task. Rules of `before_training` need the number of tokens, those of `before_text` do not."""
+    """The defaults of a task: its table of sizes, rules that apply before the text is encoded, and rules for after."""
 
     sizes: tuple[Size, ...]
     before_text: Rules
@@ -138,7 +138,7 @@ class Choice:
 
 
 def choose(facts: Facts, rules: Rules) -> tuple[Settings, list[Choice]]:
-    """Apply rules to unset settings; return the new settings and the choices."""
+    """Apply rules to unset settings; return the new settings and the list of chosen defaults."""
     choices = []
     for name, rule in rules.items():
         section, key = name.split(".")
@@ -162,7 +162,7 @@ def _is_unset(facts: Facts, section: str, key: str) -> bool:
 
 
 def format_choices(choices: list[Choice], *, width: int = sys.maxsize) -> list[str]:
-    """Format a line with the name, the value and the reason of each choice; reasons are folded at `width` columns."""
+    """Format each choice as a line with name, value and reason; lines are wrapped at `width` columns."""
     values = [f"{choice.value:,}" if type(choice.value) is int else str(choice.value) for choice in choices]
     widths = max((len(choice.name) for choice in choices), default=0), max(map(len, values), default=0)
     fold = TextWrapper(width, subsequent_indent=" " * (sum(widths) + 6), break_long_words=False, break_on_hyphens=False)
@@ -251,7 +251,7 @@ def _optimizer(facts: Facts) -> Answer:
 
 
 def _learning_rate(scale: float, *, only: str = "", reason: str = "peak", digits: int = 6) -> Callable[[Facts], Answer]:
-    """Return a rule for `scale` / d_model. `only`: the only optimizer that it applies to, if there is one."""
+    """Return a rule for a learning rate of `scale` / d_model. `only`: the only optimizer with this default, if any."""
 
     def rule(facts: Facts) -> Answer:
         optimizer, width = facts.settings.training.optimizer, facts.settings.model.d_model
@@ -317,7 +317,7 @@ FINE_TUNING: Rules = {
         None if facts.has_limit else (3.0, "usual for fine-tuning; more fits the new text better and forgets more")
     ),
 }
-"""Rules that replace `before_training` in a run of any task that starts from another run's weights."""
+"""Rules added to `before_training`, with precedence, in a run of any task that starts from another run's weights."""
 
 
 def _bleu_tokenizer(facts: Facts) -> Answer:
@@ -427,4 +427,4 @@ DEFAULTS: dict[str, Defaults] = {
     "masked": MASKED,
     "classification": CLASSIFICATION,
 }
-"""Defaults by task."""
+"""The defaults of each task, by its name."""

@@ -1,8 +1,7 @@
 """Fine-tuning: start a run from the weights of another run (`training.start`).
 
-The new run inherits the vocabulary, the weights, the shape of the model and the settings that depend on these.
-Contradicting settings are refused. The weights are copied into the new run's folder, so that a resumed run no longer
-needs the other run.
+The new run inherits the vocabulary, the weights, the shape of the model and dependent settings. Contradicting settings
+are refused. The weights are copied into the new run's folder, so that a resumed run does not need the other run.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from transduce.text.tokenizer import SentencePieceVocabulary, Tokenizers, check_
 from transduce.text.training import sample_of
 
 _HEADS = ("head.", "output_bias", "output_embedding.", "next_sentence.", "pooler.", "labels.")
-"""Prefixes of weights that only some models of a family have. Missing ones are initialized at random."""
+"""Prefixes of the names of weights that only some models of a family have. They are random if they are missing."""
 _ROWS = {
     "src_embedding.table.weight": "src",
     "tgt_embedding.table.weight": "tgt",
@@ -47,18 +46,18 @@ _ROWS = {
     "output_embedding.weight": "tgt",
     "output_bias": "tgt",
 }
-"""Weights with one row per piece, each with the side whose vocabulary has the pieces."""
+"""Weights with one row per piece, and the side whose vocabulary has the pieces."""
 _WEIGHT = ".weight"
-_SHOWN = 3  # new pieces printed from each end of the list
-_FEW_UNKNOWN = 0.01  # largest share of lines with unknown characters without a warning
-_MEASURED = 2000  # lines per side tokenized before and after
+_SHOWN = 3  # number of new pieces that are printed from each end of the list
+_FEW_UNKNOWN = 0.01  # largest share of lines with unknown characters that causes no warning
+_MEASURED = 2000  # lines per side that are tokenized with both vocabularies to compare them
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """A run to fine-tune from, or whose tokenizer to use.
 
-    `settings`: the given settings of the new run, with the inherited ones. `summary`: a line about inherited values.
+    `settings`: the user's settings for the new run, and inherited settings. `summary`: a line about inherited values.
     """
 
     run: RunFolder
@@ -128,7 +127,7 @@ def find_start(asked: Settings) -> Start | None:
 
 
 def _check_start(asked: Settings, run: RunFolder) -> None:
-    """Raise `SettingsError` if the run's model is of another family, or its vocabulary cannot be extended as asked."""
+    """Raise `SettingsError` if a run's model is of another family, or its vocabulary cannot be extended as asked."""
     family, extend_by = ARCHITECTURES[asked.model.kind].family, asked.tokenizer.extend
     if ARCHITECTURES[run.settings.model.kind].family != family:
         fitting = [name for name, architecture in ARCHITECTURES.items() if architecture.family == family]
@@ -166,7 +165,10 @@ def _described_vocabulary(run: RunFolder) -> str:
 
 
 def extend_vocabulary(start: Start, lines: tuple[Iterable[str], Iterable[str]], log: Log) -> Extended:
-    """Extend the start's vocabulary by `tokenizer.extend` pieces, learned from the lines of both sides."""
+    """Extend the vocabulary of the run to start from by `tokenizer.extend` pieces, learned from lines of both sides.
+
+    Add the token of `training.new_language`, if it is set. Without extension, warn of unknown characters.
+    """
     src, tgt = lines
     n, language = start.settings.tokenizer.extend, start.settings.training.new_language
     tokenizers = load_tokenizers(start.run).unframed()
@@ -197,7 +199,7 @@ def extend_vocabulary(start: Start, lines: tuple[Iterable[str], Iterable[str]], 
 
 
 def _warn_of_unknown(side: str, vocabulary: Vocabulary, lines: Sequence[str], log: Log) -> None:
-    """Warn if more than a few lines have characters that the vocabulary lacks."""
+    """Warn if more than 1 % of the lines have characters that the vocabulary lacks. `side`: "source" or "target"."""
     unknown = [vocabulary.unknown(line) for line in lines] if vocabulary.unreadable_ids else []
     n_lines = sum(map(bool, unknown))
     if n_lines > _FEW_UNKNOWN * len(lines):
@@ -211,9 +213,9 @@ def _warn_of_unknown(side: str, vocabulary: Vocabulary, lines: Sequence[str], lo
 
 
 def save_start_weights(start: Start, extended: Extended, settings: Settings, folder: Path) -> None:
-    """Save the start's weights, with rows for the new pieces, into the new run's folder `tokens`.
+    """Save the weights of the run to start from, with rows for new pieces, into `folder`, the new run's `tokens`.
 
-    With `training.lora` the new rows of tables are tensors of their own, because only these rows are trained.
+    With `training.lora` the new rows of tables are separate tensors, because only these rows are trained.
     """
     path, lora = folder / "start.safetensors", settings.training.lora
     same_labels = start.run.settings.data.labels == settings.data.labels
@@ -248,8 +250,8 @@ def save_start_weights(start: Start, extended: Extended, settings: Settings, fol
 def with_rows(tensor: Tensor, parts: Sequence[Parts], first: int) -> Tensor:
     """Append a row to a tensor [V, ...] for each new piece: the mean of the rows of its parts, which are old pieces.
 
-    A piece without parts gets the mean of all ordinary rows, which start at `first`. Logits are linear in the rows, so
-    no new piece is more likely than the most likely old one.
+    A piece without parts gets the mean of all rows of ordinary pieces, which start at `first`. Logits are linear in the
+    rows, so no new piece is more likely than the most likely old piece.
     """
     if not parts:
         return tensor
@@ -258,9 +260,9 @@ def with_rows(tensor: Tensor, parts: Sequence[Parts], first: int) -> Tensor:
 
 
 def load_start_weights(model: nn.Module, folder: Path, log: Log, *, lora: LoraSettings | None = None) -> None:
-    """Load weights that `save_start_weights` saved into a model; log missing weights of heads, which stay random.
+    """Load the weights that `save_start_weights` saved in `folder`; print missing weights, which stay random.
 
-    With `lora`, all other weights are frozen, and adapters are added.
+    Only weights of output layers may be missing. With `lora`, loaded weights are frozen, and adapters are added.
     """
     path, own = folder / "start.safetensors", model.state_dict()
     saved, new_rows = _saved_shapes(path)
@@ -286,7 +288,7 @@ def load_start_weights(model: nn.Module, folder: Path, log: Log, *, lora: LoraSe
 
 
 def build_frozen(settings: ModelSettings, *, folder: Path, n_src: int, n_tgt: int) -> nn.Module:
-    """Build a model for `load_start_weights`, without drawing random weights if the file has all of them."""
+    """Build a model for `load_start_weights`; skip its random initialization if the file has all weights."""
     saved, _ = _saved_shapes(folder / "start.safetensors")
     with torch.device("meta"), Uninitialized():
         own = build_model(settings, n_src=n_src, n_tgt=n_tgt).state_dict()
@@ -296,7 +298,7 @@ def build_frozen(settings: ModelSettings, *, folder: Path, n_src: int, n_tgt: in
 
 
 def _saved_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Return the shapes of the start's weights by name, and the numbers of new rows, which the shapes include."""
+    """Return the shapes of saved weights by name, and the number of new rows of tables, which the shapes include."""
     saved = read_header(path).shapes()
     new_rows = {name.removesuffix(NEW) + _WEIGHT: saved.pop(name)[0] for name in [*saved] if name.endswith(NEW)}
     for name, n in new_rows.items():
@@ -354,7 +356,7 @@ def _merged_section(section: str, asked: Settings, other: Settings, *, origin: s
 
 
 def _inherited(asked: Settings, other: Settings) -> dict[tuple[str, str], Any]:
-    """Return the settings to inherit, by (section, key): unset in the new run, not the default in the old run."""
+    """Return the inherited settings by (section, key): unset in the new run, and not the default in the other run."""
     if asked.task != other.task:
         return {}
     inherited = {}
@@ -373,7 +375,7 @@ def _ordinary(vocabulary: Vocabulary) -> int:
 
 
 def _compare_vocabularies(old: Tokenizers, new: Tokenizers, src: Sequence[str], tgt: Sequence[str]) -> Iterator[str]:
-    """Yield lines that describe the effect of the extension on each vocabulary."""
+    """Yield lines that describe the effect of an extension on each vocabulary, measured on sample lines."""
     sides = [("source vocabulary", old.src, new.src, src), ("target vocabulary", old.tgt, new.tgt, tgt)]
     if old.joint:
         sides = [("vocabulary", old.tgt, new.tgt, [*src[:_MEASURED], *tgt[:_MEASURED]])]

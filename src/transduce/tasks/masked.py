@@ -1,4 +1,4 @@
-"""Masked language modelling, with next-sentence prediction as an option (BERT)."""
+"""The task masked: masked language modelling, with optional next-sentence prediction (BERT)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MaskedTextEvaluation:
 
 
 class MaskedTask(Task[Texts[Piece], SentenceStore]):
-    """Trains a masked language model on plain text, whose lines are sentences."""
+    """Trains a masked language model on plain text with a sentence per line; evaluated by masked-token accuracy."""
 
     name = "masked"
     form = PLAIN
@@ -104,10 +104,10 @@ class MaskedTask(Task[Texts[Piece], SentenceStore]):
         return ()
 
     def evaluate(self, run: Path, options: MaskedTextEvaluation, *, device: str = "auto") -> MaskedScore:
-        """Score the predictions of masked tokens of a text, which is split as in training.
+        """Score predictions of masked tokens in a text, which is divided into rows as in training.
 
-        The run's seed determines the masked tokens, so that scores are reproducible: on the validation text, they equal
-        the scores of the training. A single document has no next-sentence accuracy.
+        The run's seed determines the masked tokens, so that scores are reproducible and, on the validation text, equal
+        the scores in training. A text of a single document gets no next-sentence accuracy.
         """
         filler = MaskFiller.load(run, device=device)
         settings, training, context = filler.settings, filler.settings.training, filler.context

@@ -1,6 +1,6 @@
-"""The table of tasks; check the settings that a user gave, and complete them.
+"""The table of tasks, and functions that check the settings of a user and complete them.
 
-Settings that cannot work, or have no effect, are refused before any work is done.
+Settings that cannot work or have no effect are refused before any work is done.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TASKS: dict[str, AnyTask] = {
     task.name: task for task in (TranslationTask(), CausalTask(), MaskedTask(), ClassificationTask())
 }
 Lines = Callable[[], tuple[Iterable[str], Iterable[str]]]
-"""Returns the training text of both sides, from its start at each call; the second is empty if there is one side."""
+"""Function that returns the lines of both sides of the training text; without a target, the second is empty."""
 
 
 def find_task(name: str) -> AnyTask:
@@ -54,7 +54,7 @@ def find_task(name: str) -> AnyTask:
 
 
 def name_languages(settings: Settings, task: AnyTask, log: Log) -> Settings:
-    """Set unset languages to those of the first translation memory (TMX) of the training text."""
+    """Set unset languages to the languages of the first translation memory (TMX) among the training files."""
     data = settings.data
     unnamed = (corpus.path for corpus in data.train if not (corpus.src_lang and corpus.tgt_lang))
     path = next((path for path in unnamed if path and bare_suffix(path) == ".tmx"), None)
@@ -66,7 +66,7 @@ def name_languages(settings: Settings, task: AnyTask, log: Log) -> Settings:
 
 
 def learn_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
-    """Train the vocabulary. `may_grow`: use a larger size if the characters of the text need it."""
+    """Train the vocabulary on `lines`. `may_grow`: whether its size may grow if the text has too many characters."""
     size, data = resolved(settings.tokenizer.vocab_size, "tokenizer.vocab_size"), settings.data
     frame = SOURCE_FRAMES[data.languages]
     codes = language_codes(data.directions) if frame else []
@@ -96,11 +96,11 @@ _VECTORS: dict[str, Rules] = {
     },
     "labelled": {"tokenizer.vocab_size": None, "model.pooling": ("mean", "vectors have no [CLS]")},
 }
-"""Rules that precede the task's rules if the source is vectors, by the form of the text."""
+"""Default rules with precedence over the task's rules if the source is vectors, by the form of the text."""
 
 
 def _learn_target_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
-    """Return a reader of source vectors; if there is target text, train its vocabulary."""
+    """Return a reader of source vectors in place of a source vocabulary, and train the vocabulary of target text."""
     names, targets = lines()
     reader = VectorReader.of(names)
     log.say(f"source: vectors of {reader.width:,} numbers")
@@ -111,10 +111,10 @@ def _learn_target_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_
 
 
 def facts_of(task: AnyTask, asked: Settings, texts: Texts[Any], machine: Machine) -> Facts:
-    """Return the facts that defaults may depend on, before the text is encoded.
+    """Return the facts on which defaults may depend, before the text is encoded.
 
-    The facts' settings include the labels. A classifier of pairs of texts, or with model settings of the user, gets
-    BERT's sizes.
+    Their settings include the labels. A classifier gets BERT's sizes if it reads pairs of texts, or if the user gave
+    model settings.
     """
     defaults, several_sentences = DEFAULTS[task.name], None
     if isinstance(texts, LabelledTexts):
@@ -147,9 +147,10 @@ def resolve(
     known: Tokenizers | None = None,
     scale: float = 1.0,
 ) -> tuple[Settings, Tokenizers]:
-    """Fill in unset settings, report them, and train the vocabulary, which later defaults need.
+    """Choose defaults for unset settings, print them, and train the vocabulary, on which later defaults depend.
 
-    `known`: a vocabulary to use instead. `scale`: amount of text relative to `texts`, if these are a sample.
+    Returns the complete settings and the vocabulary. `known`: a vocabulary to use instead of training one. `scale`:
+    amount of text relative to `texts`, if `texts` are a sample.
     """
     log.say(f"machine: {machine.describe()}")
     facts, defaults = facts_of(task, asked, texts, machine), DEFAULTS[task.name]
@@ -186,7 +187,10 @@ def resolve(
 
 
 def check(settings: Settings) -> AnyTask:
-    """Load the extensions of settings and return their task. Raises `SettingsError` for settings that cannot work."""
+    """Check the settings and return their task. Raises `SettingsError` if they cannot work or have no effect.
+
+    The extensions that the settings name are loaded first.
+    """
     load_extensions(settings.extensions)
     task, training, model = find_task(settings.task), settings.training, resolve_preset(settings.model)
     check_model(model)
@@ -206,7 +210,7 @@ def check(settings: Settings) -> AnyTask:
 
 
 def _problems(settings: Settings, task: AnyTask, model: ModelSettings) -> Iterator[str]:
-    """Yield an error message for each setting that works in no task, or not in this task."""
+    """Yield an error message for each setting that cannot work in any task, or in this task."""
     training, kind = settings.training, model.kind
     if training.start is None:  # otherwise the architecture is inherited
         for problem in ARCHITECTURES[kind].unused(model):
@@ -356,4 +360,7 @@ _PROBLEMS: dict[str, Callable[[Settings, ModelSettings], Iterator[str]]] = {
     "masked": _masked_problems,
     "classification": _classification_problems,
 }
-"""By task, the settings that cannot work or have no effect. The model given to them has the sizes of its preset."""
+"""Functions by task that yield an error message for each setting that cannot work or has no effect in the task.
+
+The model settings that they get have the sizes of their preset.
+"""

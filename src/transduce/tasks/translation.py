@@ -1,4 +1,4 @@
-"""Translation of sentence pairs."""
+"""The task translation: learn from sentence pairs."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
 
 
 def _judge(tokenizers: Tokenizers, sets: Sequence[ScoredSet], settings: Settings) -> Judge:
-    """Score translations by the mean BLEU and chrF of all sets, and by the BLEU of each if there are several."""
+    """Return the `Judge` that scores translations: the mean BLEU and chrF of all sets, and each BLEU if several."""
     by_length = [sorted(held.pairs, key=lambda pair: len(pair[0])) for held in sets]
     items = [(number, src) for number, pairs in enumerate(by_length) for src, _ in pairs]
     references = [ref for pairs in by_length for _, ref in pairs]
@@ -201,7 +201,7 @@ def _judge(tokenizers: Tokenizers, sets: Sequence[ScoredSet], settings: Settings
 
 
 def _score(folder: RunFolder, held: ScoredSet, *, translator: Translator, update: int) -> TranslationScores:
-    """Translate and score one set; save scores and samples."""
+    """Translate and score one held-out set; save its scores and samples in the run folder."""
     search, (name, direction, pairs) = folder.settings.decoding, held
     translator = in_direction(translator, direction)
     scores, hypotheses = score_translator(translator, pairs, Scoring.of(folder.settings, direction[1]))
@@ -219,7 +219,7 @@ def _score(folder: RunFolder, held: ScoredSet, *, translator: Translator, update
 
 
 def _sentences_to_draw(sets: Sequence[ScoredSet]) -> ToDraw:
-    """Choose sentences of a length that suits a picture; all sentences if there are none."""
+    """Choose source sentences whose length suits an attention map; if there are none, return all sentences."""
     fewest, most = DRAWN_WORDS
     sources = [(held.direction, src) for held in sets for src, _ in held.pairs if src.strip()]
     return [(direction, src) for direction, src in sources if fewest <= len(src.split()) <= most] or sources
