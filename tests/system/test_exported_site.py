@@ -147,6 +147,25 @@ def test_records_of_the_page_equal_those_of_python(name: str, browser: Browser, 
             assert_same(page, python, f"{name} {case} {text}")
 
 
+COUNT = """
+const { exp } = Math;
+globalThis.exponentials = 0;
+Math.exp = (x) => (globalThis.exponentials++, exp(x));
+"""
+
+
+def test_slow_views_leave_the_thread_of_the_page_free(browser: Browser, tmp_path: Path) -> None:
+    """The page itself computes records; its worker has a `Math` of its own."""
+    subject = open_subject(marians.make_run(tmp_path / "run", decoding={"max_length": 12}), device="cpu")
+    open_page(browser, subject, tmp_path / "index.html")
+    browser.execute_script(COUNT)
+    ask(browser, LINES[0])
+    assert (before := browser.execute_script("return globalThis.exponentials")) > 0
+    assert set(ask(browser, LINES[0], views=["saliency", "without"])) == {"saliency", "without"}
+    assert browser.execute_script("return globalThis.exponentials") == before
+    assert not logged_problems(browser)
+
+
 def drop_absent(product: dict[str, Any] | None) -> None:
     """Drop the missing operands of a product, which the page has as null."""
     for key in [key for key, value in (product or {}).items() if value is None]:

@@ -13,7 +13,7 @@ from typing import Any
 PAGE = Path(__file__).parent / "page"
 _POLICY = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline'; font-src data:; img-src data:; base-uri 'none'\">"
+    "script-src 'unsafe-inline'; worker-src blob:; font-src data:; img-src data:; base-uri 'none'\">"
 )
 THEME_FILES = {"theme.css": "text/css", "source-sans-3.woff2": "font/woff2", "icon.svg": "image/svg+xml"}
 """Files that all pages share, with their MIME types."""
@@ -37,9 +37,9 @@ def _modules(script: str) -> list[str]:
     return read_page_file(script).partition("\n")[0].removeprefix("// modules: ").split()
 
 
-def script_of(*names: str) -> str:
-    """Join scripts and the modules that they import to one module."""
-    modules = dict.fromkeys(module for name in names for module in _modules(name))
+def script_of(name: str, *, without: Sequence[str] = ()) -> str:
+    """Join a script and the modules that it imports, except some, to one script."""
+    modules = [module for module in _modules(name) if module not in without]
     return "\n".join(_DROPPED.sub("", read_page_file(module)) for module in modules)
 
 
@@ -60,16 +60,21 @@ def embed_files(text: str) -> str:
 
 def page_of(records: Sequence[dict[str, Any]]) -> str:
     """Return the page as one HTML file that contains records of inspections and needs no network."""
-    return _page_with("records", records, "inspect.js")
+    return _page_with("records", records)
 
 
 def page_of_model(data: dict[str, Any]) -> str:
     """Return the page as one HTML file that contains a model, computes with it, and needs no network."""
-    return _page_with("site", data, "site.js", "inspect.js")
+    return _page_with("site", data, "site.js")
 
 
-def _page_with(name: str, content: Any, *scripts: str) -> str:
-    """Return the page as one HTML file, with `content` as JSON in the element `name`."""
+def _page_with(name: str, content: Any, computing: str | None = None) -> str:
+    """Return the page as one HTML file, with `content` as JSON in the element `name`.
+
+    `computing`: a script that computes. It is no module, because a worker runs it too; the page sees its names.
+    """
+    own = f'<script id="computing">\n"use strict";\n{script_of(computing)}</script>\n' if computing else ""
+    code = script_of("inspect.js", without=_modules(computing) if computing else ())
     data = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     texts = {language: json.loads(read_page_file(file)) for language, file in _TEXTS.items()}
     inside = data.replace("<", "\\u003c").encode("utf-8", "replace").decode("utf-8")
@@ -78,7 +83,7 @@ def _page_with(name: str, content: Any, *scripts: str) -> str:
         '<script type="module" src="inspect.js"></script>': (
             f'<script type="application/json" id="{name}">{inside}</script>\n'
             f'<script type="application/json" id="texts">{json.dumps(texts, ensure_ascii=False)}</script>\n'
-            f'<script type="module">\n{script_of(*scripts)}</script>'
+            f'{own}<script type="module">\n{code}</script>'
         ),
     }
     page = _STYLE.sub(lambda link: f"<style>\n{read_page_file(link[1])}</style>", read_page_file("inspect.html"))

@@ -426,14 +426,10 @@ function originalOf(site, asked) {
 
 // --- slow views -----------------------------------------------------------------------------------------------------
 
-const pause = () => new Promise((resume) => setTimeout(resume));
-
 // The output without each group of parts.
-async function withoutView(site, asked, sentence, signal) {
+function withoutView(site, asked, sentence) {
   const rows = [];
   for (const { group, title, off } of site.groups) {
-    await pause();
-    signal?.throwIfAborted();
     const output = isTranslator(site) ? read(site, { ...asked, target: null, off }) : sentence;
     rows.push({ group, title, off, text: output.sides.tgt_out.text, log_prob: logProbOf(site, off, sentence) });
   }
@@ -442,7 +438,7 @@ async function withoutView(site, asked, sentence, signal) {
 
 // For each prediction and input token: gradient x input, which is the derivative of the log-probability in the direction
 // of the embedded token, by a central difference; and the loss of log-probability without the word.
-async function saliencyView(site, { off }, { inputs, targets, sides }, signal) {
+function saliencyView(site, { off }, { inputs, targets, sides }) {
   const { model } = site;
   const [first, last] = site.saliency;
   const side = first.columns;
@@ -456,8 +452,6 @@ async function saliencyView(site, { off }, { inputs, targets, sides }, signal) {
   };
   const gradient = new Float64Array(nRows * n);
   for (let token = 0; token < n; token++) {
-    await pause();
-    signal?.throwIfAborted();
     const [more, less] = [changed(token, 1 + STEP), changed(token, 1 - STEP)];
     more.forEach(
       (x, i) => (gradient[Math.floor(i / model.d_model) * n + token] += (gradients[i] * (x - less[i])) / (2 * STEP)),
@@ -469,8 +463,6 @@ async function saliencyView(site, { off }, { inputs, targets, sides }, signal) {
   const lost = new Float64Array(nRows * n);
   const { words } = sides[side];
   for (const word of new Set(words)) {
-    await pause();
-    signal?.throwIfAborted();
     const kept = inputs[0].filter((_, i) => words[i] !== word);
     if (!kept.length) continue;
     const without = predictions(site, hiddenOf(site, newRun(model, off), [kept, inputs[1]]), targets);
@@ -494,13 +486,19 @@ function outputGradients({ model }, hidden, targets) {
 
 // --- requests -------------------------------------------------------------------------------------------------------
 
-// The function that answers the requests of the page, from the data inside it.
-function openSite({ model, tokenizers, ...rest }) {
+const SLOW = { without: withoutView, saliency: saliencyView }; // a worker computes them
+
+function openModelAndVocabularies({ model, tokenizers, ...rest }) {
   const [src, tgt] = tokenizers.map(openVocabulary);
-  const site = { ...rest, model: openModel(model), src, tgt: tgt ?? src };
+  return { ...rest, model: openModel(model), src, tgt: tgt ?? src };
+}
+
+// The function that answers the requests of the page, from the data inside it.
+function openSite(data) {
+  const site = openModelAndVocabularies(data);
   let last = {}; // the sentence and the record of the last request, for its slow views
   return async (path, body, signal) => {
-    await pause();
+    await new Promise((resume) => setTimeout(resume));
     signal?.throwIfAborted();
     if (path === "/inspect/models") return site.models;
     const { views = [], values, head, ...asked } = body;
@@ -511,14 +509,32 @@ function openSite({ model, tokenizers, ...rest }) {
     }
     const { sentence, record } = last;
     if (!views.length) return { ...record };
-    const answer = {};
-    for (const name of views) {
-      if (name === "without") answer[name] = await withoutView(site, asked, sentence, signal);
-      else if (name === "saliency") answer[name] = await saliencyView(site, asked, sentence, signal);
-      else answer[name] = record[name];
-    }
-    return answer;
+    const request = { data, asked, sentence: { ...sentence, search: null }, views: views.filter((name) => SLOW[name]) };
+    const slow = request.views.length ? await askWorker(request, signal) : {};
+    return Object.fromEntries(views.map((name) => [name, slow[name] ?? record[name]]));
   };
 }
 
-page.ask = openSite(JSON.parse(document.getElementById("site").textContent));
+// Slow views of a sentence, from a worker that runs this script and ends with its answer or when it is given up.
+function askWorker(request, signal) {
+  const script = document.getElementById("computing").textContent;
+  const address = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
+  const worker = new Worker(address);
+  return new Promise((resolve, reject) => {
+    signal?.addEventListener("abort", () => reject(signal.reason));
+    worker.onerror = ({ message }) => reject(new Error(message || "The browser starts no worker."));
+    worker.onmessage = ({ data }) => resolve(data);
+    worker.postMessage(request);
+  }).finally(() => {
+    worker.terminate();
+    URL.revokeObjectURL(address);
+  });
+}
+
+function answerRequest({ data: { data, asked, sentence, views } }) {
+  const site = openModelAndVocabularies(data);
+  postMessage(Object.fromEntries(views.map((name) => [name, SLOW[name](site, asked, sentence)])));
+}
+
+if (globalThis.document) page.ask = openSite(JSON.parse(document.getElementById("site").textContent));
+else globalThis.onmessage = answerRequest;
