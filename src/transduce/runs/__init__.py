@@ -1,1 +1,1 @@
-"""Run folders: the model, its training states, checksums, atomic writes."""
+"""Run folders: the model, its checkpoints, checksums and atomic writes."""

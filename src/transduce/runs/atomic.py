@@ -17,7 +17,7 @@ from typing import Any
 from transduce.errors import RunFolderError, cannot_write, message_of
 
 MOST_JSON = 1 << 28
-"""Bytes of the largest JSON file: 256 MiB, for test sets and samples."""
+"""Maximum size of a JSON file in bytes: 256 MiB, for test sets and samples."""
 
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError)
 _SUFFIX = ".aside"
@@ -55,7 +55,7 @@ def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def partial_of(path: Path) -> Path:
-    """The path of an unfinished file of `write_aside`: `out.de.partial` for out.de."""
+    """Return the path where `write_aside` keeps an unfinished file: `out.de.partial` for out.de."""
     path = Path(os.path.realpath(path))
     return path.with_name(f"{path.name}.partial")
 
@@ -67,13 +67,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` atomically, as indented JSON. Paths become strings; nan and infinity are a ValueError."""
+    """Write `value` atomically, as indented JSON. Paths become strings; nan and infinity raise `ValueError`."""
     # A file name that is not UTF-8 contains lone surrogates; as \udcXX they are JSON escapes and are read unchanged.
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=os.fspath) + "\n")
 
 
 def read_json(path: Path, *, most: int = MOST_JSON) -> Any:
-    """The value in a JSON file of at most `most` bytes. Raises `RunFolderError` for a damaged or larger file."""
+    """Return the value in a JSON file of at most `most` bytes. Raises `RunFolderError` for a damaged or larger file."""
     try:
         return json.loads(read_bytes(path, most=most).decode("utf-8"))
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
@@ -81,7 +81,7 @@ def read_json(path: Path, *, most: int = MOST_JSON) -> Any:
 
 
 def read_bytes(path: Path, *, most: int) -> bytes:
-    """The content of a file. Raises `RunFolderError` if it cannot be read, is no file, or is larger than `most`."""
+    """Return the content of a file. Raises `RunFolderError` if it is no readable file or larger than `most` bytes."""
     with reading(path):
         if (size := path.stat().st_size) > most:
             raise RunFolderError(f"{path} is damaged: no such file has {size:,} bytes")
@@ -90,7 +90,7 @@ def read_bytes(path: Path, *, most: int) -> bytes:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Context in which a missing or unreadable file becomes a one-line `RunFolderError`."""
+    """Context manager in which a missing or unreadable file `path` becomes a one-line `RunFolderError`."""
     try:
         if path.exists() and not path.is_file():  # reading would wait for a pipe, and not end at a device
             raise RunFolderError(f"{path} is no regular file; replace it by one")
@@ -103,7 +103,10 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def expecting(what: object, *errors: type[Exception]) -> Iterator[None]:
-    """Context in which errors from values of an unexpected form, and `errors`, become `RunFolderError` for `what`."""
+    """Context manager in which errors from content of an unexpected form become `RunFolderError`.
+
+    `what`: the file that is then reported as damaged. `errors`: further exceptions to translate.
+    """
     try:
         yield
     except _WRONG_FORM + errors as error:
@@ -113,7 +116,7 @@ def expecting(what: object, *errors: type[Exception]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def advising(advice: str, *names: str) -> Iterator[None]:
-    """Context in which advice is appended to the message of a `RunFolderError`. `names`: see `UserError`."""
+    """Context manager that appends `advice` to the message of a `RunFolderError`. `names`: see `UserError`."""
     try:
         yield
     except RunFolderError as error:
@@ -145,7 +148,7 @@ def sync(path: Path) -> None:
 
 
 def _rename(aside: Path, path: Path) -> None:
-    """Replace `path` by `aside`. A folder takes two renames: first the old one gets a temporary name."""
+    """Replace `path` by `aside`. Replacing a folder takes two renames; first the old folder gets a temporary name."""
     if not (aside.is_dir() and path.is_dir()):
         os.replace(aside, path)
         return
@@ -161,7 +164,7 @@ def _rename(aside: Path, path: Path) -> None:
 
 
 def _is_about(error: OSError, folder: Path) -> bool:
-    """Whether an error concerns a file in `folder`, or names no file."""
+    """Whether an error of the system concerns a file in `folder`, or names no file."""
     name = error.filename
     return name is None or (
         not isinstance(name, int) and Path(os.fsdecode(name)).absolute().is_relative_to(folder.absolute())

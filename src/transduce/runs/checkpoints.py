@@ -30,7 +30,7 @@ _NAME = re.compile(r"u(\d{8,})")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A verified checkpoint. `notes`: warnings of damaged newer checkpoints and of a changed environment."""
+    """A checkpoint whose checksums are correct. `notes`: warnings of damaged newer checkpoints and other versions."""
 
     path: Path
     update: int
@@ -38,7 +38,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of the checkpoint, on the CPU."""
+        """Load the tensors of the checkpoint, on the CPU."""
         return load_tensors(self.path / "training.safetensors")
 
 
@@ -50,7 +50,7 @@ class Checkpoints:
         self._good: set[int] = set()  # written or verified by this process
 
     def updates(self) -> list[int]:
-        """The updates of all checkpoints, including damaged ones, newest first."""
+        """Return the update numbers of all checkpoints, including damaged checkpoints, newest first."""
         there = self.path.iterdir() if self.path.is_dir() else ()
         return sorted((int(match[1]) for p in there if (match := _NAME.fullmatch(p.name))), reverse=True)
 
@@ -58,7 +58,7 @@ class Checkpoints:
         return self.path / f"u{update:08d}"
 
     def shards(self, update: int) -> Path:
-        """The temporary folder into which ranks write their shards of the next checkpoint, which is for `update`."""
+        """Return the temporary folder into which ranks write shards before the checkpoint of `update` is saved."""
         # `remove_leftovers` removes it if the process is killed before the move
         return self.path / f".u{update:08d}.shards.aside"
 
@@ -80,7 +80,7 @@ class Checkpoints:
         return path
 
     def load(self, update: int) -> Checkpoint:
-        """The checkpoint of an update. Raises `RunFolderError`, which names a damaged or missing file."""
+        """Load the checkpoint of an update. Raises `RunFolderError`, which names a damaged or missing file."""
         path = self.at(update)
         check_sealed(path, required=FILES)
         state = read_json(path / "state.json")
@@ -88,9 +88,9 @@ class Checkpoints:
         return Checkpoint(path, update, state)
 
     def latest(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint; None if none was ever saved.
+        """Load the newest undamaged checkpoint; return None if there are no checkpoints.
 
-        Raises `RunFolderError` if all are damaged: starting over is the user's decision.
+        Raises `RunFolderError` if all are damaged, as starting over is the user's decision.
         """
         damaged: list[str] = []
         for update in self.updates():
@@ -119,7 +119,7 @@ class Checkpoints:
                 shutil.rmtree(self.at(update), ignore_errors=True)
 
     def states(self) -> Iterator[dict[str, Any]]:
-        """The content of every readable state.json."""
+        """Yield the content of state.json of each checkpoint in which it can be read."""
         for update in self.updates():
             with contextlib.suppress(RunFolderError):
                 yield read_json(self.at(update) / "state.json")
@@ -132,12 +132,12 @@ class Checkpoints:
 
 
 def environment() -> dict[str, Any]:
-    """Factors besides the machine that affect rounding on a CPU: versions and the number of threads."""
+    """Return factors besides the machine that affect rounding on a CPU: versions and the number of threads."""
     return {"PyTorch": str(torch.__version__), "NumPy": np.__version__, "threads": torch.get_num_threads()}
 
 
 def _environment_changes(saved: Mapping[str, Any]) -> list[str]:
-    """A warning if a checkpoint was saved in another environment than this process's."""
+    """Return a list with a warning if a checkpoint was saved in another environment, otherwise an empty list."""
     now = environment()
     changed = "; ".join(f"{name} {saved[name]}, now {now[name]}" for name in now if saved[name] != now[name])
     note = f"the checkpoint was saved with {changed}: results are equal up to rounding, not bit for bit"

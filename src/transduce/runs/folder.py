@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     import transduce.runs.checkpoints
 
 BASE = "base"
-"""Key of a file's metadata: the checksum of the weights that the adapters in the file belong to."""
+"""Key in the metadata of a file of adapters: the checksum of the weights to which the adapters belong."""
 
 NEW = ".new"
-"""End of the name of a table's new rows among adapters."""
+"""Suffix of the name under which a file of adapters has the new rows of a table."""
 
 _WRITTEN = ("*", "checkpoints/*", "averaging/*", "preparation/*", "tokens/*")
-"""The files that training writes below a run folder, without those of trackers."""
+"""Patterns of the files that training writes into a run folder, except the files of trackers."""
 
 
 class RunFolder:
@@ -78,15 +78,15 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, settings: Settings, recipe: str) -> RunFolder:
-        """Make the folder of a new run, or open the same run to resume it, and lock it against other trainings.
+        """Create the folder of a new run, or open the same run to resume it, and lock it against other trainings.
 
-        `settings` are the requested settings, None if unset; `recipe` is the text for recipe.toml. If the folder
-        already contains this run, `.resumed` is true and `.settings` are its resolved settings. The same run may be
-        requested with other values of changeable settings. They apply from then on; if results depend on them, they are
-        in `.requested` until `change` has recorded them.
+        `settings`: the requested settings, of which some may be unset. `recipe`: the text for recipe.toml. If the
+        folder already contains this run, `.resumed` is true and `.settings` are its resolved settings. Changeable
+        settings may have other values than before, which apply from then on. If results depend on such a setting, it is
+        in `.requested` until `change` has recorded it.
 
         Raises `RunFolderError` if the folder contains another run (the message names the first setting that differs) or
-        other files, it cannot be written, or another process is training in it.
+        other files, if it cannot be written, or if another process is training in it.
         """
         path = Path(path)
         lock = _make_and_lock(path)
@@ -115,8 +115,8 @@ class RunFolder:
     def open(cls, path: Path, *, model: bool = True) -> RunFolder:
         """Open a finished or running run for use. Checks every file that the model needs.
 
-        `model` false: the run need not have saved a model yet (for a report). Raises `RunFolderError`, which names the
-        missing or damaged file.
+        `model`: False if the run need not have saved a model yet, as for a report. Raises `RunFolderError`, which names
+        the missing or damaged file.
         """
         path = Path(path)
         manifest = Manifest.read(path)
@@ -149,7 +149,7 @@ class RunFolder:
 
     @classmethod
     def _resume(cls, path: Path, asked: Settings, recipe: str, lock: FolderLock) -> RunFolder:
-        """Open the run in the folder to resume it. Raises `RunFolderError` if another run was asked for."""
+        """Open the run in the folder to resume it. Raises `RunFolderError` if `asked` are another run's settings."""
         manifest = Manifest.read(path)
         manifest.require_same(asked, but=("freely", "recorded"))
         run = cls(path, asked, manifest, lock=lock, resumed=True)
@@ -166,7 +166,7 @@ class RunFolder:
         return run
 
     def _store_asked(self) -> None:
-        """Store the settings and the recipe of the command, if they differ from the last command's."""
+        """Store the command's settings and recipe in the folder if they differ from the previous command's."""
         values, recipe = self._asked
         changed = values != self.manifest.asked_settings().model_dump(mode="json")
         if changed or not (self.path / "recipe.toml").exists():
@@ -178,7 +178,7 @@ class RunFolder:
     def change(self, changes: Mapping[str, tuple[Any, Any]], *, continues: bool = False) -> None:
         """Record changed settings of a resumed run, which apply from its last checkpoint on.
 
-        `changes`: values before and after, by dotted name. `continues`: the training had finished and goes on.
+        `changes`: values before and after, by dotted name. `continues`: whether a finished training is continued.
         """
         # With the recipe first, a kill between the two writes leaves changes that the next command requests again.
         self.manifest.asked, recipe = self._asked
@@ -202,7 +202,7 @@ class RunFolder:
 
     @cached_property
     def checkpoints(self) -> transduce.runs.checkpoints.Checkpoints:
-        """The checkpoints of the run. Importing them imports torch, which takes longer than using a small model."""
+        """The checkpoints of the run. Imported here, because this imports torch, which takes seconds."""
         from transduce.runs.checkpoints import Checkpoints
 
         return Checkpoints(self.path / "checkpoints")
@@ -232,7 +232,7 @@ class RunFolder:
             write_json(self.path / "config.json", settings.model_dump(mode="json"))
 
     def save_model(self, tensors: Mapping[str, torch.Tensor], *, base: str | None = None) -> None:
-        """Replace the weights for translation. `base`: checksum of the base weights, if `tensors` are adapters."""
+        """Replace the run's model. `base`: if `tensors` are adapters, the checksum of the weights that they adapt."""
         from transduce.runs.tensors import save_tensors  # imports torch
 
         metadata = {"transduce": transduce.__version__} | ({} if base is None else {BASE: base})
@@ -240,21 +240,21 @@ class RunFolder:
             save_tensors(self.path / WEIGHTS, tensors, metadata)
 
     def load_model(self) -> dict[str, torch.Tensor]:
-        """Load the weights for translation. Their file is compared with the manifest, and adapters are merged."""
+        """Load the weights of the run's model, with adapters merged; the file is compared with its checksum."""
         from transduce.runs.tensors import tensors_of  # imports torch
 
         with self.open_weights() as weights:
             return tensors_of(weights)
 
     def load_adapters(self) -> dict[str, torch.Tensor]:
-        """The weights in the run's own file: adapters, if the run kept them."""
+        """Load the weights in the run's own file, which are adapters if `has_adapters`."""
         from transduce.runs.tensors import tensors_in  # imports torch
 
         return tensors_in(self._read_weights())
 
     @contextlib.contextmanager
     def open_weights(self) -> Iterator[Mapping[str, np.ndarray | StoredTensor]]:
-        """Context in which the file of the weights is open, to read them without PyTorch. Adapters are merged."""
+        """Context manager that yields the model's weights, to be read without PyTorch; adapters are merged."""
         with contextlib.ExitStack() as files:
             file = self._read_weights(lambda path: open_tensors(path, files))
             yield self._merged(file) if BASE in file.metadata else file.stored()
@@ -266,14 +266,14 @@ class RunFolder:
 
     @property
     def base_name(self) -> str | None:
-        """The name of the run that the adapters belong to; None without adapters, or if that run is missing."""
+        """The name of the run whose weights the adapters adapt; None without adapters, or if that run is missing."""
         for run in self._initial_runs() if self.has_adapters else ():
             with contextlib.suppress(RunFolderError):
                 return Manifest.read(run).settings().name
         return None
 
     def merge_adapters(self) -> None:
-        """Replace the adapters in the folder by whole weights, into which they are merged."""
+        """Merge the adapters in the folder into the weights that they adapt, and replace them by the result."""
         if self.has_adapters:
             self.save_model(self.load_model())
 
@@ -288,7 +288,7 @@ class RunFolder:
                 return merged(base.arrays(), adapters.arrays(), scale=lora.scale)
 
     def _find_base(self, checksum: str) -> Path:
-        """The path of the weights that the adapters belong to: a copy during training, later the initial run's file."""
+        """Return the path of the weights that the adapters adapt: a copy in training, later the initial run's file."""
         if (copy := self.path / "tokens" / "start.safetensors").exists():
             return copy
         for run in self._initial_runs():
@@ -303,12 +303,12 @@ class RunFolder:
         )
 
     def _initial_runs(self) -> tuple[Path, Path]:
-        """Possible paths of the initial run, which may have been moved together with this run."""
+        """Return the possible paths of the initial run, which may have been moved together with this run."""
         start = self.settings.training.start or Path()
         return start, self.path.absolute().parent / start.name
 
     def _read_weights(self, read: Callable[[Path], TensorFile] | None = None) -> TensorFile:
-        """Read the weights and check them against the manifest. Retries if a training replaces both meanwhile."""
+        """Read the weights and compare them with the manifest; try again if a training replaces both meanwhile."""
         expected = self._listed_weights()
         with advising(RESTORE, "run"):
             while True:
@@ -322,16 +322,16 @@ class RunFolder:
                 expected = now
 
     def _listed_weights(self) -> Fingerprint | None:
-        """Checksum and size of the weights in the folder; None while they are being replaced."""
+        """Return checksum and size of the weights from the manifest; None while the weights are being replaced."""
         return Manifest.read(self.path).files.get(WEIGHTS)
 
     def weights_digest(self) -> str:
-        """The checksum of the weights in the folder."""
+        """Return the checksum of the weights in the folder."""
         listed = self._listed_weights() or fingerprint(self.path / WEIGHTS)
         return str(listed.get("sha256"))
 
     def model_digest(self) -> str:
-        """A digest of the files and settings that the model's outputs depend on. It moves with the folder."""
+        """Return a digest of the files and settings on which the model's outputs depend; moving the folder keeps it."""
         decoding = self.settings.decoding.model_dump(exclude={"batch_tokens"})
         parts: dict[str, Any] = {
             "model": self.weights_digest(),
@@ -343,24 +343,24 @@ class RunFolder:
         return _sha256(json.dumps(parts, sort_keys=True).encode())
 
     def _has_language_tokens(self) -> bool:
-        """Whether texts begin with tokens that depend on the languages of the data; see `text.special.Framing`."""
+        """Whether texts get language tokens, which depend on the data's languages; see `text.special.Framing`."""
         listed = (read_json(self.path / name) for name in self.manifest.tokenizers if name.endswith(".json"))
         return any(isinstance(content, dict) and "framing" in content for content in listed)
 
     # -- records of the run
 
     def write_record(self, name: str, value: Any) -> None:
-        """Store a record as JSON with its checksum. The folder must be locked."""
+        """Store a record of the run as the JSON file `name`, with a checksum. The folder must be locked."""
         with self.manifest.replacing(self.manifest.records, name):
             write_json(self.path / name, value)
 
     def write_page(self, name: str, text: str) -> None:
-        """Store a text made from the records (report, model card) with its checksum. The folder must be locked."""
+        """Store the file `name`, a report or model card, with a checksum. The folder must be locked."""
         with self.manifest.replacing(self.manifest.records, name):
             write_text(self.path / name, text)
 
     def read_record(self, name: str) -> Any:
-        """The value of a record; {} if there is none. Raises `RunFolderError` if its checksum is wrong."""
+        """Return the value of a record, or {} if there is none. Raises `RunFolderError` if its checksum is wrong."""
         path = self.path / name
         if name in self.manifest.records:
             check_file(path, self.manifest.records[name])
@@ -374,10 +374,10 @@ def _sha256(content: bytes) -> str:
 def merged(
     base: Mapping[str, np.ndarray], adapters: Mapping[str, np.ndarray], *, scale: float
 ) -> dict[str, np.ndarray]:
-    """Add the products of adapters to the weights that they belong to, rounded once; all other weights stay the same.
+    """Merge adapters into weights: add `scale` times B A to each adapted matrix, rounded once.
 
-    `base`: the weights; tied ones are one array. `adapters`: B and A of each matrix that a layer's weight packs, rows
-    to append to a table, and whole weights. `scale`: factor of the products.
+    `base`: the weights, with one array for all names of a tied weight. `adapters`: B and A of each matrix that a
+    layer's weight packs, rows to append to a table, and whole weights, which replace or extend the weights in `base`.
     """
     weights = {name: value for name, value in base.items() if not name.endswith(NEW)}
     layers: defaultdict[str, dict[int, np.ndarray]] = defaultdict(dict)
@@ -419,7 +419,7 @@ def _make_and_lock(path: Path) -> FolderLock:
 
 
 def _refuse_links(run: Path) -> None:
-    """Refuse links out of a run folder. Training in a downloaded folder would overwrite their targets."""
+    """Raise `RunFolderError` if files are links out of a run folder: training would overwrite the links' targets."""
     for path in chain.from_iterable(map(run.glob, _WRITTEN)):
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run)):
             raise RunFolderError(f"{path} is a link that leads out of the run folder; replace it by its target")

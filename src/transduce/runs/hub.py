@@ -21,18 +21,18 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.A
 
 
 def hub_name(path: str) -> str | None:
-    """`path` if it is OWNER/NAME, and neither it nor a folder OWNER exists; otherwise None.
+    """Return `path` if it may name a model on the Hub: it is OWNER/NAME, and neither it nor a folder OWNER exists.
 
-    `runs/NAME` is never a name on the Hub: a missing run folder must not become a download.
+    Otherwise return None, also for `runs/NAME`, because a missing run folder must not become a download.
     """
     exists = Path(path).exists() or Path(path).parent.is_dir() or path.startswith("runs/")
     return path if MODEL_NAME.fullmatch(path) and not exists and ".." not in path else None
 
 
 def find_run(path: str | Path) -> Path:
-    """The run folder at `path`, or a downloaded one if `path` is a text that names a model on the Hub.
+    """Return the run folder at `path`; if `path` is a string that names a model on the Hub, download it.
 
-    Raises the errors of `download`, and `RunFolderError` if the model has another form.
+    Raises the errors of `download`, and `RunFolderError` if the downloaded model is no run folder.
     """
     name = hub_name(path) if isinstance(path, str) else None
     if name is None:
@@ -50,7 +50,7 @@ def find_run(path: str | Path) -> Path:
 def download(name: str, *patterns: str, revision: str | None = None, quiet: bool = False) -> Path:
     """Download the files of a model that match a pattern, and return their folder, which is named after the commit.
 
-    `quiet`: without progress bars. Raises `UserError` in one line: no such model, no access, no network, no library.
+    `quiet`: show no progress bars. Raises `UserError` without such a model, access, a network or the library.
     """
     with hub_api(f"there is no folder {name}; a model on the Hugging Face Hub", quiet=quiet) as api:
         try:
@@ -65,9 +65,9 @@ def download(name: str, *patterns: str, revision: str | None = None, quiet: bool
 
 @contextmanager
 def hub_api(what: str, *, quiet: bool = False) -> Iterator[Any]:
-    """Context with huggingface_hub's `HfApi`, in which the library prints errors only, and progress on a terminal.
+    """Context manager that yields huggingface_hub's `HfApi`, which prints only errors, and progress on a terminal.
 
-    Raises `SettingsError` if the library, which `what` needs, is not installed.
+    Raises `SettingsError` if the library is not installed. `what`: the feature that needs it, for the message.
     """
     with needing("hub", f"{what} needs huggingface_hub"):
         from huggingface_hub import HfApi, constants
@@ -85,5 +85,5 @@ def hub_api(what: str, *, quiet: bool = False) -> Iterator[Any]:
 
 
 def reason_of(error: Exception) -> str:
-    """The error of huggingface_hub in one line."""
+    """Return the message of an error of huggingface_hub in one line."""
     return " ".join(message_of(error).split()[:80]).rstrip(".") or type(error).__name__

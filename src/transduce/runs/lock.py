@@ -1,9 +1,9 @@
 """A lock on a folder: one training process at a time.
 
-`.lock` is locked by the system, which releases it when the process exits, and contains process and host for messages.
-If the file system has no `flock` (Lustre without `-o flock`), the existence of the file is the lock, as filelock
-does it. Such a lock is taken over if its process no longer runs on this host. Whether a process on another host still
-runs is unknown, so the user has to remove its lock.
+The system locks the file `.lock` and releases it when the process exits. The file contains the process number and the
+host for messages. If the file system has no `flock` (Lustre without `-o flock`), the existence of the file is the lock,
+as in the library filelock. Such a lock is taken over if its process no longer runs on this host. Whether a process on
+another host still runs is unknown, so the user has to remove its lock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FolderLock:
     def __init__(self, folder: Path, *, use: str = "training in it") -> None:
         """Take the lock. Raises `FolderInUse` if another process, or other code of this process, holds it.
 
-        `use`: activity of the other process, for the message.
+        `use`: the probable activity of the holder, for the error message.
         """
         self.path = Path(folder) / NAME
         self._lock = FileLock(self.path, thread_local=False)
@@ -52,7 +52,7 @@ class FolderLock:
 
 
 def _owner(path: Path) -> str:
-    """Read the owner of a lock from its file: process number and host, each on a line."""
+    """Describe the owner of a lock, whose process number and host are the lines of the lock's file."""
     with contextlib.suppress(OSError, ValueError):
         pid, host = path.read_text(encoding="utf-8").split()[:2]
         return f"process {int(pid)} on {host}"
@@ -61,9 +61,9 @@ def _owner(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked_folder(folder: Path, *, use: str) -> Iterator[None]:
-    """Make and lock a folder for the context, in which a failure to write becomes a `RunFolderError`.
+    """Create a folder and lock it inside the `with` block, in which a failure to write becomes a `RunFolderError`.
 
-    `use`: as for `FolderLock`. After an error, folders created here that are still empty are removed.
+    `use`: see `FolderLock`. After an error, created folders that are still empty are removed.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:

@@ -25,7 +25,7 @@ from transduce.errors import RunFolderError, SettingsError
 from transduce.runs.atomic import advising, expecting, read_json, reading, write_json
 
 Fingerprint = Mapping[str, Any]
-"""`sha256` and `size` in bytes of a file."""
+"""The `sha256` of a file and its `size` in bytes."""
 FileName = Annotated[str, Field(pattern=r"^[^./\\\x00][^/\\\x00]*$")]
 """The plain name of a file, which cannot lead out of its folder."""
 
@@ -37,7 +37,7 @@ RESTORE = "restore it from a copy of the run, or train again in another run fold
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Checksum and size of a file."""
+    """Compute the checksum and the size of a file."""
     with path.open("rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": path.stat().st_size}
 
@@ -60,7 +60,7 @@ def seal_folder(folder: Path) -> None:
 
 
 def sealed_files(folder: Path, required: Iterable[str] = ()) -> Mapping[str, Fingerprint]:
-    """The files in the manifest of a folder; a `RunFolderError` if it is damaged or lacks a `required` file."""
+    """Read the manifest of a folder; raise `RunFolderError` if it is damaged or lacks a `required` file."""
     manifest = read_json(folder / NAME)
     files: Any = manifest.get("files") if isinstance(manifest, dict) else None
     if isinstance(files, dict) and all(isinstance(was, dict) for was in files.values()) and {*required} <= {*files}:
@@ -69,7 +69,7 @@ def sealed_files(folder: Path, required: Iterable[str] = ()) -> Mapping[str, Fin
 
 
 def check_sealed(folder: Path, *, required: Iterable[str] = ()) -> None:
-    """Compare every file of a folder with its manifest; a `RunFolderError` names the first damaged file."""
+    """Compare every file of a folder with its manifest; raise `RunFolderError` with the name of a damaged file."""
     for name, expected in sealed_files(folder, required).items():
         check_file(folder / name, expected)
 
@@ -87,11 +87,11 @@ class Change:
 
 @dataclass
 class Manifest:
-    """manifest.json of a run folder: its format, the requested settings, their changes, and checksums in two parts.
+    """The content of manifest.json in a run folder: format, requested settings, their changes, and checksums.
 
-    `asked`: the requested settings, null if unset. `version`: version of transduce that created the run. `files`:
+    `asked`: the requested settings, null if unset. `version`: the version of transduce that created the run. `files`:
     fingerprints of the files that the model needs, checked whenever the run is opened. `records`: fingerprints of
-    records of the run, checked when they are read. `changes`: changed settings, oldest first.
+    records of the run, checked when the records are read. `changes`: changed settings, oldest first.
     """
 
     folder: Path
@@ -103,7 +103,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of a run folder; a `RunFolderError` if the folder is no run, damaged or of another format."""
+        """Read a run folder's manifest; raise `RunFolderError` if it is no run, damaged or of another format."""
         if not folder.is_dir():
             raise RunFolderError(f"there is no run folder {folder}; check its path")
         if not (folder / NAME).exists():
@@ -121,13 +121,13 @@ class Manifest:
         )
 
     def asked_settings(self) -> Settings:
-        """The requested settings of the run. Raises `RunFolderError`."""
+        """Return the requested settings of the run. Raises `RunFolderError` if they are damaged."""
         return self._validated(self.asked)
 
     def require_same(self, asked: Settings, *, but: Collection[str] = ("freely",)) -> None:
-        """Raise a `RunFolderError` if the settings `asked` (None if unset) belong to another run.
+        """Raise `RunFolderError` if the requested settings `asked` are the settings of another run.
 
-        `but`: kinds of changeable settings that may differ.
+        `but`: kinds of changeable settings that may differ (`Traits.changeable`).
         """
         # `training.device` identifies a run, too: another order of summation rounds differently.
         kinds = {"", "freely", "recorded"} - {*but}
@@ -143,10 +143,10 @@ class Manifest:
                 )
 
     def requested_changes(self, asked: Settings) -> dict[str, tuple[Any, Any]]:
-        """The settings with recorded changes to which `asked` gives a new value, each with the values before and after.
+        """Return the settings of the kind "recorded" to which `asked` gives a new value: values before and after.
 
-        Unset settings are left out. So are settings to which the last command gave the same value, which a continuation
-        of the run may have replaced.
+        Unset settings are left out. So are settings that the last command set to the same value, even if a continuation
+        of the run has changed them since.
         """
         last, current, now = (_values(s, "recorded") for s in (self.asked_settings(), self.settings(), asked))
         given = asked.model_dump(mode="json", exclude_unset=True)
@@ -163,9 +163,9 @@ class Manifest:
         return sum(change.continues for change in self.changes)
 
     def settings(self) -> Settings:
-        """The resolved settings of the run, with the latest values of changeable settings. Loads its extensions.
+        """Return the resolved settings of the run, with the latest values of changeable settings; load its extensions.
 
-        Raises `RunFolderError`, and `SettingsError` if there are extensions that are not allowed.
+        Raises `RunFolderError` if a file is damaged, and `SettingsError` if the user does not allow the extensions.
         """
         path = self.folder / CONFIG
         if CONFIG not in self.files:
@@ -202,7 +202,7 @@ class Manifest:
 
     @contextmanager
     def replacing(self, part: dict[str, Fingerprint], pattern: str) -> Iterator[None]:
-        """Context in which files that match `pattern` are replaced. Inside it the manifest does not list them."""
+        """Context manager for replacing files that match `pattern`; meanwhile the manifest does not list them."""
         if old := fnmatch.filter(part, pattern):
             for name in old:
                 del part[name]
@@ -222,7 +222,7 @@ class Manifest:
 
 
 def replace_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """Return the settings with other values, by dotted name."""
+    """Return the settings with some values replaced, given by dotted name."""
     nested = settings.model_dump(mode="json")
     for name, value in values.items():
         section, _, key = name.rpartition(".")
@@ -238,7 +238,7 @@ def _values(settings: Settings, *kinds: str) -> dict[str, Any]:
 
 
 def format_changes(settings: Mapping[str, Sequence[Any]]) -> str:
-    """Format changed settings, given as values before and after.
+    """Format changed settings, given as values before and after, in a line.
 
     >>> format_changes({"training.lr": (0.001, 0.0005), "training.max_updates": (None, 90)})
     'training.lr 0.001 -> 0.0005, training.max_updates unset -> 90'
@@ -323,7 +323,7 @@ def _checked(path: Path, file: Path, expected: Fingerprint | None) -> FileStatus
 
 
 def summarize(files: Sequence[FileStatus]) -> str:
-    """The number of files by status, in one line.
+    """Format the number of files by status, in one line.
 
     >>> summarize([FileStatus("a"), FileStatus("b", "MISSING"), FileStatus("c", "unchecked")])
     '1 of 3 files match their checksums; 1 missing, 1 unchecked'

@@ -1,4 +1,4 @@
-"""Read safetensors files without PyTorch: the header, and the values as arrays. `tensors` writes them."""
+"""Read safetensors files without PyTorch: the header, and the values as arrays. `runs.tensors` writes such files."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 T = TypeVar("T")
 
 ERRORS = (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""Errors of reading a damaged file."""
+"""Exceptions that reading a damaged file may raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
     """A file of tensors with a valid header.
 
-    `head`: the bytes before the data. `entries`: dtype, shape and offsets of each tensor, in the order of the data.
-    `aliases`: the name of the stored tensor for each additional name of a tied tensor. `file`: an open file, or its
-    content.
+    head: the bytes before the data. entries: dtype, shape and offsets of each stored tensor, in the order of the data.
+    aliases: for each further name of a tied tensor, the name of the stored tensor. file: the open file, or its content
+    in memory.
     """
 
     path: Path
@@ -45,22 +45,22 @@ class TensorFile:
     file: BinaryIO
 
     def by_all_names(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Extend values of stored tensors, by name, to the additional names of tied tensors."""
+        """Add entries for the further names of tied tensors to a mapping from the names of stored tensors to values."""
         return {**values, **{name: values[stored] for name, stored in self.aliases.items()}}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors, by all their names."""
+        """Return the shapes of the tensors, by all their names."""
         return self.by_all_names({name: entry["shape"] for name, entry in self.entries.items()})
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The tensors as float32 arrays, with one array for all names of a tied tensor. Errors as for `stored`."""
+        """Read the tensors as float32 arrays; all names of a tied tensor get the same array. Errors as for `stored`."""
         stored = self.stored()
         return self.by_all_names({name: np.asarray(stored[name]) for name in self.entries})
 
     def stored(self) -> dict[str, StoredTensor]:
-        """The tensors by all their names, to be read later.
+        """Return objects that read the tensors later, by all their names.
 
-        Raises `RunFolderError` if the file is damaged, or a tensor is not in 16, 32 or 64 bits of floating point.
+        Raises `RunFolderError` if the file is damaged, or a tensor is not floating point of 16, 32 or 64 bits.
         """
         if other := next((name for name, entry in self.entries.items() if entry["dtype"] not in _TYPES), None):
             raise RunFolderError(
@@ -71,14 +71,14 @@ class TensorFile:
             return self.by_all_names({name: StoredTensor(self, **entry) for name, entry in self.entries.items()})
 
     def checksum(self) -> str:
-        """The SHA-256 of the file."""
+        """Return the SHA-256 of the file, as a hexadecimal string."""
         self.file.seek(0)
         return hashlib.file_digest(self.file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file. It is an array for NumPy, and can be read in parts: all weights may need too much memory."""
+    """A tensor in a file that NumPy can use as an array. It can be read in parts, to save memory."""
 
     source: TensorFile
     dtype: str
@@ -110,15 +110,15 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> TensorFile:
-    """Read and check the header of a file of tensors, and the file's length: fast for any size."""
+    """Read the header of a file of tensors, and check it and the file's length. The values are not read."""
     with reading(path), path.open("rb") as file:
         return _header(path, file)
 
 
 def read_tensors(path: Path) -> TensorFile:
-    """Read a file of tensors, with a checked header. Raises `RunFolderError`.
+    """Read a whole file of tensors into memory, and check its header. Raises `RunFolderError`.
 
-    The file is not mapped into memory: truncating or overwriting a mapped file in place kills the process (SIGBUS).
+    The file is not mapped into memory, because truncating a mapped file kills the process (SIGBUS).
     """
     with reading(path), path.open("rb") as file:
         header = _header(path, file)  # check the header before reading: the file may be huge
@@ -127,13 +127,13 @@ def read_tensors(path: Path) -> TensorFile:
 
 
 def open_tensors(path: Path, files: ExitStack) -> TensorFile:
-    """Open a file of tensors until `files` is closed. Errors as for `read_tensors`."""
+    """Open a file of tensors, to be read until `files` is closed. Raises `RunFolderError`."""
     with reading(path):
         return _header(path, files.enter_context(path.open("rb")))
 
 
 def count_weights(path: Path) -> int:
-    """The number of weights in a file of tensors, tied tensors once."""
+    """Count the weights in a file of tensors; tied tensors count once."""
     return sum(math.prod(entry["shape"]) for entry in read_header(path).entries.values())
 
 

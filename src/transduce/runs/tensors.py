@@ -1,8 +1,8 @@
-"""Named tensors in a safetensors file. Equal tensors make equal files, byte for byte; nothing is ever unpickled.
+"""Write and read named tensors in safetensors files. Equal tensors give equal files; nothing is ever unpickled.
 
-Of a sharded tensor (`DTensor`) every rank writes its shard, into shards/00000.safetensors for rank 0 and so on. These
-files have the metadata of torch.distributed.checkpoint (DCP), which reads them for any number of ranks. Its `save` does
-not write them, because it makes ranks exchange pickles.
+Every rank writes its shard of a sharded tensor (`DTensor`), rank 0 into shards/00000.safetensors and so on. These files
+have the metadata of torch.distributed.checkpoint (DCP), which can read them for any number of ranks. DCP's `save` is
+not used, because it makes ranks exchange pickles.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""The names of dtypes in a safetensors file."""
+"""Names of dtypes in the header of a safetensors file."""
 _NUMBERS_AT_ONCE = 1 << 20
 
 
@@ -47,9 +47,9 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapp
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write `tensors` to `path` directly, for a folder that is itself written atomically.
+    """Write `tensors` to `path` directly, not atomically, for a folder that is itself written atomically.
 
-    Tied tensors are stored once and are loaded as one tensor under all their names. Raises OSError.
+    Tied tensors are stored once and are loaded as one tensor under all their names. Raises `OSError`.
     """
     distinct, aliases = _distinct(tensors)
     entries = {"format": "pt", **(metadata or {})}
@@ -74,16 +74,16 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def tensors_in(file: TensorFile) -> dict[str, torch.Tensor]:
-    """Convert the tensors of a file to PyTorch's, by all their names."""
+    """Return the tensors of a file as PyTorch tensors; tied tensors have all their names."""
     file.file.seek(0)
     with expecting(file.path, *ERRORS):
         return file.by_all_names(dict(sorted(load(file.file.read()).items())))  # safetensors returns them in any order
 
 
 def copy_stored(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy the tensors of a file into contiguous `tensors` with the same names and shapes, a few megabytes at a time.
+    """Copy tensors from a file into contiguous `tensors` of equal names and shapes, a few megabytes at a time.
 
-    Tensors of the file that `tensors` lacks are left out. Raises `RunFolderError`.
+    The file's other tensors are left out. Raises `RunFolderError`.
     """
     buffer = np.empty(_NUMBERS_AT_ONCE, np.float32)
     with ExitStack() as files:
@@ -104,7 +104,7 @@ def tensors_of(arrays: Mapping[str, np.ndarray | StoredTensor]) -> dict[str, tor
 
 
 def _distinct(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors on the CPU without shared memory, and {name: stored name} for additional names of tied tensors."""
+    """Return distinct tensors on the CPU, without shared memory, and the stored name for each further name."""
     kept: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
     distinct: dict[str, torch.Tensor] = {}
@@ -128,13 +128,13 @@ FOLDER = "shards"
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a shard. FSDP is slow to import, and sharded tensors exist only if it was imported."""
+    """Whether a tensor is sharded (a `DTensor`). FSDP, which is slow to import, need not be imported for the check."""
     known: Any = sys.modules.get("torch.distributed.tensor")
     return known is not None and isinstance(tensor, known.DTensor)
 
 
 def shard_of(tensor: Tensor) -> Tensor:
-    """The values of this rank's shard, as a view."""
+    """Return this rank's shard of a tensor, as a view, or the tensor itself if it is not sharded."""
     sharded: Any = tensor
     return sharded.to_local() if is_sharded(tensor) else tensor
 
@@ -154,7 +154,7 @@ def gather(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
 
 
 def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Shard a whole tensor if `like` is sharded."""
+    """Shard a whole tensor like the tensor `like`, if that is sharded; otherwise return it unchanged."""
     other: Any = like
     if not is_sharded(like) or is_sharded(tensor):
         return tensor
@@ -170,7 +170,7 @@ def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def copy_shards(path: Path, tensors: Mapping[str, Tensor]) -> Callable[[], None]:
-    """Copy this rank's shards; return a function that writes and syncs them. A full disk is a `RunFolderError`."""
+    """Copy this rank's shards; return a function that writes them to disk, or raises `RunFolderError` if it is full."""
     written: Mapping[str, Any] = {name: tensor for name, tensor in tensors.items() if _is_first_copy(tensor)}
     chunks = {name: tensor.__create_chunk_list__() for name, tensor in written.items()}
     offsets = {name: list(chunk.offsets) for name, (chunk,) in chunks.items() if 0 not in chunk.sizes}
@@ -189,13 +189,13 @@ def copy_shards(path: Path, tensors: Mapping[str, Tensor]) -> Callable[[], None]
 
 
 def _is_first_copy(tensor: Any) -> bool:
-    """Whether this rank has the first of the equal copies of a shard on different machines."""
+    """Whether this rank has the first copy of its shard, of which other machines have copies."""
     axes = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
     return all(coordinate == 0 for coordinate, placement in axes if placement.is_replicate())
 
 
 def read_shards(folder: Path, like: Any) -> dict[str, Tensor]:
-    """Read the tensors that ranks have written into a folder, sharded like `like`, or whole if `like` is whole."""
+    """Read the shards that ranks have written into a checkpoint's folder; return tensors sharded as `like` is."""
     if not (folder / FOLDER).exists():
         return {}
     from torch.distributed import checkpoint
