@@ -30,10 +30,10 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit with its code.
+    """Run a command and exit with its code. `arguments`: default: those of the command line.
 
-    `--debug` or TRANSDUCE_DEBUG=1 print tracebacks of errors too. `--allow-code` runs the extensions of recipes and
-    run folders.
+    `--debug` or TRANSDUCE_DEBUG=1 also print tracebacks of errors. `--allow-code` allows the extensions of recipes and
+    run folders to run.
     """
     _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # for every locale, text is UTF-8 and lines end in \n
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _report(error: BaseException, *, debug: bool) -> int | None:
-    """Print an error in one line and return the exit code; None for a bug, whose traceback Python prints."""
+    """Print an error in one line and return the exit code; return None for a bug, whose traceback Python prints."""
     if isinstance(error, KeyboardInterrupt):
         print_to_stderr("transduce: interrupted")
         return 130

@@ -18,7 +18,7 @@ from typing import IO
 
 SECONDS_BETWEEN_LINES = 10.0
 LONGEST_ERROR = 2000
-"""Characters of an error message; of a longer one, the middle is left out."""
+"""Maximum number of characters of an error message; the middle of a longer message is left out."""
 
 _COLOURS = re.compile(r"(\x1b\[(?:0|48;5;\d{1,3})m)")  # the escape sequences of `inspection.pictures`
 # Control characters except tab and line feed, line separators, marks that change the direction of the following text,
@@ -50,7 +50,7 @@ def print_error(message: str) -> None:
 
 
 def print_to_stderr(text: str) -> None:
-    """Print `text` if possible: a full disk or a closed terminal must not change the exit code."""
+    """Print `text` to stderr if possible. Failures are ignored, as they must not change the exit code."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
@@ -82,7 +82,7 @@ class Bar:
     ) -> None:
         """Show that `fraction` (0 to 1) of the job is done. Cheap enough to call after every optimizer update.
 
-        `at_most`: seconds after which the job ends in any case. With such a limit the time left never rises.
+        `at_most`: seconds after which the job ends in any case; with this limit, the time left never rises.
         """
         now = self._clock()
         then, start = self._first = self._first or (now, fraction)
@@ -116,7 +116,7 @@ class Log:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal; a very large number if the output is no terminal."""
+        """Number of columns of the terminal; a very large number if the output is no terminal."""
         return shutil.get_terminal_size().columns if self._stream.isatty() else sys.maxsize
 
     def say(self, text: str = "") -> None:
@@ -130,7 +130,7 @@ class Log:
 
     @contextmanager
     def progress(self, label: str) -> Iterator[Bar]:
-        """Show a bar with loss, tokens per second and time left; other lines appear above it."""
+        """Context manager that shows a progress bar and yields it; lines printed meanwhile appear above the bar."""
         if self._quiet:
             yield Bar(lambda fraction, text: None)
         elif not self.is_terminal:
@@ -175,7 +175,7 @@ class Log:
 def plain_lines(
     label: str, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[float, str], None]:
-    """Return the output function of a `Bar` outside a terminal: a line every ten seconds, the first after two."""
+    """Return the output function of a `Bar` outside a terminal: it prints a line every ten seconds."""
     due = clock() + SECONDS_BETWEEN_LINES / 5
 
     def show(fraction: float, text: str) -> None:

@@ -22,9 +22,9 @@ _GPU_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine as seen by one process of a training.
+    """The resources of a machine for one process of a training.
 
-    `memory`: bytes that one process may use. `precision`: precision of matrix products. `n_sharing`: number of
+    `memory`: bytes that the process may use. `precision`: precision of matrix products. `n_sharing`: number of
     processes that share the memory of the machine.
     """
 
@@ -37,7 +37,7 @@ class Machine:
 
     @property
     def flops(self) -> float:
-        """Rough floating-point operations per second of a training, for estimates of time."""
+        """A rough estimate of the floating-point operations per second in training, to estimate times."""
         return 1.0e14 if self.device == "cuda" else 6.0e10 * self.n_threads
 
     def describe(self) -> str:
@@ -95,7 +95,7 @@ def _may_have_gpu() -> bool:
 
 
 def choose_precision(device: torch.device) -> str:
-    """Return bfloat16 if the GPU, or the CPU (AVX512-BF16), has instructions for it, else float32.
+    """Return "bfloat16" if the GPU or CPU (AVX512-BF16) has instructions for it, otherwise "float32".
 
     Nothing is measured, so that two runs on one machine do not differ.
     """

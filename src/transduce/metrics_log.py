@@ -29,17 +29,17 @@ _SECONDS = 15  # timeout for a tracker's server; a tracker is dropped after two 
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object per line, each flushed when it is written.
+    """A file of events such as `metrics.jsonl`: one JSON object per line, each flushed when it is written.
 
-    Numbers that are not finite become null, so that any JSON reader can read every line. `active`: false in ranks other
-    than the main process, which alone reads and writes.
+    Numbers that are not finite become null, so that any JSON reader can read every line. `active`: whether this process
+    reads and writes the file, which only the main process does; otherwise all methods do nothing.
     """
 
     def __init__(self, path: Path, *, active: bool = True) -> None:
         self.path, self.active = Path(path), active
 
     def append(self, event: Mapping[str, Any]) -> None:
-        """Write one line; a full disk is a `RunFolderError`."""
+        """Write an event as one line; raise `RunFolderError` if the disk is full."""
         if not self.active:
             return
         line = json.dumps(_finite(event), ensure_ascii=False, allow_nan=False)
@@ -61,7 +61,7 @@ class MetricsFile:
     def truncate_after(self, update: int, *, validated: bool = True) -> list[str]:
         """Remove damaged lines, and events after `update`, which a resumed run repeats; return a note per damaged line.
 
-        `validated`: false if the validation at `update` will be repeated too. Events of restarts are never removed.
+        `validated`: False if the validation at `update` will be repeated too. Events of restarts are never removed.
         """
         if not self.active:
             return []
@@ -72,7 +72,7 @@ class MetricsFile:
         return [f"{self.path}, line {number}: damaged, left out" for number, event in lines if event is None]
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Yield line number and event; None for a damaged line. A last line that a kill has cut short is left out."""
+        """Yield number and event of each line, None for a damaged line. An incomplete last line is left out."""
         if self.active and self.path.exists():
             with reading(self.path), self.path.open("rb") as file:
                 for number, line in enumerate(file, 1):
@@ -87,7 +87,10 @@ def end_of(events: Iterable[Mapping[str, Any]], *, n_continuations: int) -> Mapp
 
 
 class Tracker(NamedTuple):
-    """A tracker of one run. `log`: takes numbers and their update. `close`: writes pending data."""
+    """The functions of an experiment tracker for one run.
+
+    log: sends numbers of an update. close: writes pending data.
+    """
 
     log: Callable[[Mapping[str, float], int], object]
     close: Callable[[], object]
@@ -220,7 +223,7 @@ class TrackedMetrics(MetricsFile):
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return the event in a line; None if it is damaged."""
+    """Return the event in a line of JSON; None if the line is damaged."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):  # not UTF-8, or not JSON

@@ -20,17 +20,17 @@ _HUGE = 3 << 29  # bytes; below malloc's threshold for returning memory
 
 
 class _Signalled(BaseException):
-    """A signal asked the process to exit. Not an `Exception`, so that no handler swallows it."""
+    """A signal asked the process to exit. It is no `Exception`, so that no `except Exception` catches it."""
 
 
 @contextlib.contextmanager
 def handle_signals(
     handle: Callable[[signal.Signals], object], *names: str, always: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Context in which `handle` is called for these signals, if the platform has them.
+    """Context manager in which `handle` is called for the signals in `names` and `always`, if the platform has them.
 
-    Ignored signals (nohup, background jobs of a script) stay ignored, except those in `always`. Only the main thread
-    receives signals; in other threads this does nothing.
+    Signals that the process ignores (nohup, background jobs of a script) stay ignored, except signals in `always`. Only
+    the main thread receives signals; in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -46,7 +46,7 @@ def handle_signals(
 
 
 def raise_file_limit() -> None:
-    """Let this process open 4,096 files, connections included, or as many as the system allows."""
+    """Let this process open 4,096 files and connections at a time, or as many as the system allows."""
     if sys.platform != "win32":
         import resource
 
@@ -57,10 +57,10 @@ def raise_file_limit() -> None:
 
 @contextlib.contextmanager
 def interrupted_by(*names: str, then: str) -> Iterator[Callable[[], None]]:
-    """Context in which the first of these signals unwinds the stack, so that `finally` blocks clean up.
+    """Context manager in which the first of these signals unwinds the stack, so that `finally` blocks clean up.
 
     The signal raises `Interrupted`, whose message ends with `then`. Further signals are ignored during the clean-up. By
-    default Python exits at once, without running `finally` blocks.
+    default Python exits at once on such signals, without running `finally` blocks.
 
     Yields a function to call regularly. It raises the exception again, since Python drops an exception that a signal
     handler raises in a destructor.
@@ -84,23 +84,23 @@ def interrupted_by(*names: str, then: str) -> Iterator[Callable[[], None]]:
 
 
 def exit_on_signals() -> contextlib.AbstractContextManager[object]:
-    """Context in which SIGTERM and SIGHUP stop a command that has nothing to save."""
+    """Context manager in which SIGTERM and SIGHUP stop a command that has nothing to save."""
     return interrupted_by("SIGTERM", "SIGHUP", then="child processes and temporary folders are removed")
 
 
 def n_cores() -> int:
-    """Number of processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def n_threads_to_use() -> int:
-    """Number of threads for computations outside PyTorch: OMP_NUM_THREADS, as for PyTorch, or all cores."""
+    """Return the number of threads for computations outside PyTorch: OMP_NUM_THREADS if it is set, or all cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(int(asked), 1024) if asked.isdecimal() and int(asked) else n_cores()
 
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""With this in its environment, `python -m` imports nothing from the current folder, such as a user's `random.py`."""
+"""Environment variable with which `python -m` imports nothing from the current folder, such as a user's `random.py`."""
 
 
 def child_environment() -> dict[str, str]:
@@ -109,7 +109,7 @@ def child_environment() -> dict[str, str]:
 
 
 def exit_with_parent() -> None:
-    """Make the system kill this process when its parent exits, if the parent set `child_environment` (Linux)."""
+    """Make Linux kill this process when its parent exits, if the parent started it with `child_environment`."""
     parent = os.environ.pop(_PARENT, None)  # child processes must not inherit it
     if parent is None or sys.platform != "linux":
         return
@@ -119,7 +119,7 @@ def exit_with_parent() -> None:
 
 
 def send_at_parent_exit(number: signal.Signals) -> None:
-    """Ask the system to send us this signal when our parent process exits (Linux)."""
+    """Make Linux send this process a signal, by its number, when the parent process exits."""
     if sys.platform == "linux":
         call_c("prctl", 1, int(number))  # PR_SET_PDEATHSIG
 
@@ -139,8 +139,8 @@ def call_c(name: str, *arguments: int) -> int:
 def keep_freed_memory() -> None:
     """Make glibc's malloc keep freed memory instead of returning it to the system.
 
-    By default, large tensors are mapped and unmapped in every update, which takes a fifth of the time of a small model.
-    Peak memory does not change.
+    By default, large tensors are mapped and unmapped in every update, which takes a fifth of the training time of a
+    small model. Peak memory does not change.
     """
     global _keeps_memory
     _keeps_memory = True
@@ -152,7 +152,7 @@ def keep_freed_memory() -> None:
 def _use_huge_pages() -> None:
     """Make the next 1.5 GiB of malloc's memory huge pages, if Linux allows it.
 
-    With small pages, the translation of the addresses of activations takes a twentieth of the time of an update.
+    With small pages, translating the virtual addresses of activations takes a twentieth of an update's time.
     """
     if sys.platform == "linux" and (start := call_c("malloc", _HUGE)):
         page = 1 << 21
@@ -161,30 +161,30 @@ def _use_huge_pages() -> None:
 
 
 def limit_kernel_cache() -> None:
-    """Limit the number of compiled kernels that oneDNN keeps, by default 1,024: one for each shape of a product.
+    """Limit the number of compiled kernels that oneDNN keeps, one for each shape of a product (its default: 1,024).
 
     Training needs few shapes (`kernels.products.rounded_rows`), but validation and translation need many, and each
-    kernel takes memory. Call this before the first matrix product of the process. An environment variable has
-    precedence.
+    kernel takes memory. Call this before the first matrix product of the process. If the user has set the environment
+    variable, its value is kept.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "512")
 
 
 def limit_spinning() -> None:
-    """Shorten the time for which threads of PyTorch's OpenMP (libgomp) wait for each other without giving up the core.
+    """Shorten the time for which idle threads of PyTorch's OpenMP (libgomp) spin before they give up the core.
 
-    By default they wait for milliseconds. If other processes use the cores, two threads then train many times more
+    By default they spin for milliseconds. If other processes use the cores, two threads then train many times more
     slowly than one. Call this before PyTorch is imported, in a process that owns these settings. Environment variables
-    have precedence.
+    that the user has set are kept.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # docs/parallel.md has measurements
 
 
 def collect_garbage_rarely() -> None:
-    """Let Python search for garbage after 20,000 new objects, not after 700 or 2,000.
+    """Let Python's garbage collector run after 20,000 new objects instead of its default, 700 or 2,000.
 
-    With chunks of ten thousand sentence pairs in memory, these searches took a quarter of the time of reading and
+    With chunks of ten thousand sentence pairs in memory, garbage collection took a quarter of the time of reading and
     cleaning. Call this in a process that owns its settings.
     """
     gc.set_threshold(20_000)

@@ -83,7 +83,7 @@ Length = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 
 
 class RecurrentSettings(OutputSettings):
-    """An encoder and a decoder of recurrent units (Sutskever et al. 2014; Bahdanau et al. 2015; Luong et al. 2015)."""
+    """Settings of recurrent encoder-decoders (Sutskever et al. 2014; Bahdanau et al. 2015; Luong et al. 2015)."""
 
     task = "translation"
     kept_values = 2
@@ -116,7 +116,7 @@ class RecurrentSettings(OutputSettings):
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of units (two matrices, for input and state) and of the context and readout of a decoder."""
+        """Estimate: parameters of units (two matrices, for input and state), and of a decoder's context and readout."""
         d, hidden = self.d_model, self.d_hidden
         first = (hidden // (2 if self.direction == "both" else 1)) + d
         encoder = self.n_gates * hidden * (first + (self.n_encoder_layers - 1) * 2 * hidden)
@@ -143,15 +143,15 @@ class ConvS2SSettings(OutputSettings, PositionSettings):
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one matrix per convolution, two more per attention layer, and two per stack."""
+        """Estimate: parameters of one matrix per convolution, two more per attention layer, and two per stack."""
         convolutions = 2 * self.kernel_size * self.d_conv**2 * sum(self.depth)
         return convolutions + 2 * (self.n_decoder_layers + 2) * self.d_model * self.d_conv
 
 
 class StarSettings(DecoderSettings):
-    """The encoder of Guo et al. 2019 with a Transformer's decoder.
+    """Settings of an encoder-decoder with the Star-Transformer's encoder (Guo et al. 2019) and a Transformer's decoder.
 
-    The form of the encoder is fixed: settings of norms, residual connections, key widths, numbers of key heads,
+    The form of the encoder is fixed. Settings of norms, residual connections, key widths, numbers of key heads,
     projections and feed-forward networks apply to the decoder only.
     """
 
@@ -170,17 +170,17 @@ class StarSettings(DecoderSettings):
 
     @property
     def n_attentions(self) -> int:
-        """Number of attention sub-layers: two in each round of the encoder and in each decoder block."""
+        """Number of attention sub-layers: two in each block of the encoder and two in each block of the decoder."""
         return 2 * sum(self.depth)
 
     @property
     def layer_parameters(self) -> int:
-        """Four matrices per attention, two per feed-forward network; the encoder has none."""
+        """Estimate: four matrices per attention, two per feed-forward network of the decoder (the encoder has none)."""
         return 4 * self.n_attentions * self.d_model**2 + 2 * self.n_decoder_layers * self.d_model * self.d_ff
 
 
 class StarClassifierSettings(PositionSettings):
-    """A text classifier (Guo et al. 2019)."""
+    """Settings of the Star-Transformer as a text classifier (Guo et al. 2019)."""
 
     task = "classification"
     presets: ClassVar[Mapping[str, Preset]] = {
@@ -197,7 +197,7 @@ class StarClassifierSettings(PositionSettings):
 
     @property
     def layer_parameters(self) -> int:
-        """Two attentions with four matrices each per round."""
+        """Estimate: two attention sub-layers with four matrices each in every block."""
         return 8 * self.n_encoder_layers * self.d_model**2
 
 
@@ -205,7 +205,7 @@ _GPT: Preset = {"residual": "pre", "activation": "gelu"}
 
 
 class GPTSettings(DecoderSettings):
-    """A decoder without an encoder: a causal language model (Radford et al. 2018, 2019)."""
+    """Settings of GPT, a causal language model: a decoder without an encoder (Radford et al. 2018, 2019)."""
 
     task = "causal"
     presets: ClassVar[Mapping[str, Preset]] = {
@@ -224,7 +224,7 @@ class GPTSettings(DecoderSettings):
 
 
 class TransformerXLSettings(BlockSettings, OutputSettings):
-    """A causal language model that remembers earlier segments of its text (Dai et al. 2019)."""
+    """Settings of Transformer-XL, a causal language model with a memory of earlier segments (Dai et al. 2019)."""
 
     task = "causal"
     carries_state = True
@@ -255,7 +255,7 @@ class TransformerXLSettings(BlockSettings, OutputSettings):
 
     @property
     def layer_activations(self) -> int:
-        """Values kept for the gradient, including two scores, by content and by distance, per key of the memory."""
+        """Estimate of values kept per token, including two scores, by content and by distance, per key in memory."""
         return super().layer_activations + 2 * self.n_attentions * self.memory_length * self.n_heads
 
 
@@ -273,7 +273,7 @@ _BERT: Preset = {
 
 
 class EncoderSettings(AttentionSettings):
-    """An encoder without a decoder (Devlin et al. 2019, BERT): the fields that its variants share."""
+    """Common settings of BERT's variants, which are encoders without a decoder (Devlin et al. 2019)."""
 
     presets: ClassVar[Mapping[str, Preset]] = {
         f"bert-{name}": {**_BERT, "n_encoder_layers": n, "d_model": d, "d_ff": 4 * d, "n_heads": d // 64}
@@ -288,7 +288,7 @@ class EncoderSettings(AttentionSettings):
 
 
 class BertSettings(EncoderSettings, OutputSettings):
-    """A masked language model."""
+    """Settings of BERT as a masked language model."""
 
     task = "masked"
 
@@ -303,7 +303,7 @@ class PoolingSettings(EncoderSettings):
 
 
 class BertEncoderSettings(PoolingSettings):
-    """An encoder without a head, as imported."""
+    """Settings of an encoder without an output layer, as an import makes it."""
 
     task = "encoding"
 
@@ -311,7 +311,7 @@ class BertEncoderSettings(PoolingSettings):
 
 
 class BertClassifierSettings(PoolingSettings, SourceSettings):
-    """A classifier of texts; with `source` = "vectors" a Vision Transformer (Dosovitskiy et al. 2021)."""
+    """Settings of BERT as a classifier; with `source` = "vectors" a Vision Transformer (Dosovitskiy et al. 2021)."""
 
     task = "classification"
     presets: ClassVar[Mapping[str, Preset]] = {
@@ -343,16 +343,19 @@ AnyModelSettings = Annotated[
 MODEL_SETTINGS: dict[str, type[ModelSettings]] = {
     section.model_fields["kind"].default: section for section in get_args(get_args(AnyModelSettings)[0])
 }
-"""Settings classes by `model.kind`."""
+"""Settings classes by the value of `model.kind`."""
 
 
 def kinds_for(task: str) -> tuple[str, ...]:
-    """Return the kinds of the architectures for a task, the default first."""
+    """Return the values of `model.kind` that a task allows, its default first."""
     return tuple(kind for kind, section in MODEL_SETTINGS.items() if section.task == task)
 
 
 def default_kind(task: str, preset: str | None = None) -> str:
-    """Return the kind of a task's architecture that has the preset, else the task's default; transformer if unknown."""
+    """Return the kind of a task's architecture with this preset, or the task's default kind.
+
+    Return "transformer" for an unknown task.
+    """
     kinds = kinds_for(task)
     fitting = [kind for kind in kinds if preset in MODEL_SETTINGS[kind].presets]
     return next(iter((*fitting, *kinds)), "transformer")
@@ -367,7 +370,7 @@ def model_settings(**values: Any) -> Any:
 
 
 def preset_values(settings: ModelSettings) -> dict[str, Any]:
-    """Return the values of the settings' preset that their architecture has; empty without a preset.
+    """Return the values of the preset that the settings name, without keys that their architecture lacks.
 
     The name may be short: "tiny" is "gpt-tiny" for a GPT.
     """
@@ -388,7 +391,7 @@ def preset_values(settings: ModelSettings) -> dict[str, Any]:
 
 
 def resolve_preset(settings: SettingsT) -> SettingsT:
-    """Fill in the values of the settings' preset. Given values stay."""
+    """Return the settings with the values of their preset for all settings that were not given."""
     values = preset_values(settings)
     if not values:
         return settings

@@ -1,8 +1,8 @@
-"""Decoding options. The two classes here are the only list of options.
+"""Decoding options. `DecodingSettings` and `DecodingOptions` are the only list of options.
 
 The `[decoding]` settings of a run, the options of `transduce translate`, `generate`, `evaluate` and `inspect`, the
-fields of `POST /v1/translate`, the bounds and the arguments of the native library are made from their fields. A new
-option is a field here, its type in `DecodingKeywords`, which a test compares, and its implementation in the search.
+fields of `POST /v1/translate`, the bounds and the arguments of the native library are made from their fields. To add an
+option, add a field here, its type to `DecodingKeywords` (a test compares them), and implement it in the search.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ELSEWHERE = {
     "lenpen": "length_penalty", "do_sample": "sample", "no_repeat_ngram_size": "no_repeat_ngram",
     "sampling_topk": "top_k", "sampling_topp": "top_p",
 }  # fmt: skip
-"""Names of options in Hugging Face's Transformers, CTranslate2 and fairseq."""
+"""Names of options in Hugging Face's Transformers, CTranslate2 and fairseq, with the corresponding names here."""
 
 
 class DecodingSettings(Section):
@@ -133,7 +133,7 @@ class DecodingOptions(DecodingSettings):
         return DecodingOptions(**{**self.model_dump(exclude_unset=True), **decoding}) if decoding else self
 
     def most_output(self, n_source: int) -> int:
-        """Return the maximum output length for a source of n tokens: `max_length`; if unset, at most 2 n + 16."""
+        """Return the maximum output length for a source of n tokens: `max_length` and, if it is unset, 2 n + 16."""
         return self.max_length if "max_length" in self.model_fields_set else min(self.max_length, 2 * n_source + 16)
 
     def over(self, settings: DecodingSettings) -> DecodingOptions:

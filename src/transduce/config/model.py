@@ -26,13 +26,13 @@ _SUMMARY = {
     "positions": "{} positions",
     "pooling": "{} pooling",
 }
-"""Settings that the summary of a model names."""
+"""Settings in the summary of a model, each with its format."""
 
 
 class ModelSettings(Section):
-    """Fields of every architecture. Other packages use the properties without knowing the architecture.
+    """Base of the settings of all architectures. Other packages use its properties without knowing the architecture.
 
-    An architecture has its own module, settings class and presets; its default sizes make a tiny model.
+    Each architecture has its own settings class and presets; its default sizes make a tiny model.
     """
 
     task: ClassVar[str] = ""
@@ -42,7 +42,7 @@ class ModelSettings(Section):
     carries_state: ClassVar[bool] = False
     """Whether a language model carries state from one part of a text to the next: it reads contiguous streams."""
     kept_values: ClassVar[int] = 4
-    """Rough number of values that are kept for the gradient per output of a matrix; attention weights count too."""
+    """Estimate of the values kept for the gradient per output value of a matrix, including attention weights."""
 
     preset: str | None = setting(None, "Named sizes, such as tiny or base; other keys override them.", SIZE)
     kind: str = Field(description="Architecture; default: the usual one of the task.")
@@ -121,7 +121,7 @@ class ModelSettings(Section):
 
 
 class PositionSettings(ModelSettings):
-    """Settings of architectures with positions; the schemes differ."""
+    """Settings of architectures with positions. Architectures support different positional schemes."""
 
     positions: str = Field(description="Positional scheme.")
     max_positions: int = setting(1024, "Longest sequence for learned positions.", ge=1, le=MAX_TOKENS)
@@ -158,7 +158,7 @@ NORM_EPSILONS = {"layer": 1e-5, "rms": 1e-6}
 
 
 class BlockSettings(ModelSettings):
-    """Fields of every stack of attention and feed-forward networks; the defaults are the paper's."""
+    """Settings of stacks of attention and feed-forward networks; the defaults are the paper's."""
 
     d_ff: int = setting(256, "Inner width of the feed-forward network (paper 3.3).", SIZE, ge=1, le=1 << 20)
     n_heads: int = setting(4, "Number of attention heads (paper 3.2.2).", SIZE, ge=1, le=1 << 16)
@@ -186,12 +186,12 @@ class BlockSettings(ModelSettings):
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of four matrices per attention and two per feed-forward network."""
+        """Estimate of the number of parameters: four matrices per attention and two per feed-forward network."""
         return 4 * self.n_attentions * self.d_model**2 + 2 * sum(self.depth) * self.d_model * self.d_ff
 
 
 class AttentionSettings(BlockSettings, PositionSettings):
-    """Fields of Transformers with the paper's attention, any positional scheme and any pattern."""
+    """Settings of Transformers with the paper's attention, any positional scheme and any attention pattern."""
 
     n_kv_heads: int | None = setting(None, "Number of key and value heads (default: n_heads).", ge=1)
     d_key: int | None = setting(

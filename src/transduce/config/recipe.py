@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from transduce.errors import SettingsError
 
 MAX_EXTENDS = 8
-"""Recipes that a recipe may extend, directly and indirectly."""
+"""Maximum number of recipes that a recipe may extend, directly and indirectly."""
 
 
 def read_recipe(path: Path, *, depth: int = 0) -> dict[str, Any]:

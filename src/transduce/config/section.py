@@ -55,18 +55,18 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """Metadata of a setting's field, beside its type, default, bounds and description.
+    """Properties of a setting in addition to its type, default, bounds and description.
 
     Args:
-        tasks: Tasks in which the setting has an effect; None: all.
+        tasks: Tasks in which the setting has an effect; None for all tasks.
         stored: Whether the encoded text in the run folder depends on it.
         changeable: Whether a command with another value resumes the same run: `freely` if results do not depend on the
             setting, `recorded` if they do; then the change applies from the resume on, and the run's log contains it.
-        inherited: Tasks in which a fine-tuned run inherits its value, if it is unset.
+        inherited: Tasks in which a fine-tuned run inherits the value from its initial run, if the setting is unset.
         shared: For settings of `training`: whether all recipes of a comparison have the same value.
         own: For settings of `model` and `tokenizer`: whether a fine-tuned run may change its value.
-        size: Whether it decides the size of a model; then no preset is chosen.
-        decoding: Kind of decoding on which it has an effect; None: both.
+        size: Whether the setting decides the size of a model; if the user gives it, no preset is chosen.
+        decoding: Kind of decoding on which the setting has an effect; None for both kinds.
     """
 
     tasks: tuple[str, ...] | None = None
@@ -101,19 +101,19 @@ def traits_of(field: FieldInfo) -> Traits:
 
 
 def resolved(value: ValueT | None, name: str) -> ValueT:
-    """Return the value of a setting that `tasks.resolve` fills in. Raises `SettingsError` if it is unset."""
+    """Return the value of the setting `name`, whose default `tasks.resolve` chooses; `SettingsError` if it is unset."""
     if value is None:
         raise SettingsError(f"{name} is unset: these are not the settings of a trained run; set it")
     return value
 
 
 def name_in(error: ValidationError) -> str:
-    """Return the dotted name of the setting with the first problem of a validation."""
+    """Return the dotted name of the setting that the first problem of a failed validation concerns."""
     return ".".join(map(str, error.errors()[0]["loc"]))
 
 
 def explain(error: ValidationError, root: type[Section]) -> str:
-    """Describe the first problem of a validation of `root` in one line."""
+    """Describe the first problem of a failed validation of the section `root` in one line."""
     first = error.errors()[0]
     sections, location = _locate(root, first["loc"])
     name, given = ".".join(map(str, location)), first["input"]

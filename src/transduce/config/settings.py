@@ -58,11 +58,11 @@ _CONTEXT = Traits(tasks=_TEXT, stored=True, inherited=("causal",))
 _WORKERS = Traits(tasks=_PAIRS, changeable="freely")
 
 Direction = tuple[str, str]
-"""The language codes of a source and of its translation."""
+"""A translation direction: the language codes of the source and of the target."""
 
 
 def is_remote(path: Path) -> bool:
-    """Whether a path is an address such as `s3://bucket/a.tsv`, which `Path` turns into `s3:/bucket/a.tsv`."""
+    """Whether a path was made from an address such as `s3://bucket/a.tsv`, of which `Path` drops a slash."""
     return re.match(r"[a-z][a-z0-9+.-]+:/", path.as_posix()) is not None
 
 
@@ -165,7 +165,7 @@ class DataSettings(Section):
 
     @property
     def named_languages(self) -> tuple[str | None, str | None]:
-        """The languages of source and target; None for a side whose setting has its default."""
+        """The languages of source and target; None for a side whose language is not set."""
         return (
             self.src_lang if self.is_changed("src_lang") else None,
             self.tgt_lang if self.is_changed("tgt_lang") else None,
@@ -225,7 +225,7 @@ class TokenizerSettings(Section):
 
 
 class LoraSettings(Section):
-    """Low-rank adapters (LoRA, Hu et al. 2021): fine-tuning that trains two small matrices beside each large one."""
+    """Low-rank adapters (LoRA, Hu et al. 2021): fine-tuning trains two small matrices for each large matrix."""
 
     rank: int = setting(16, "Rows of the small matrices.", ge=1, le=1024)
     alpha: float | None = setting(None, "The adapters count alpha / rank times (default: twice).", gt=0, le=1e6)
@@ -235,7 +235,7 @@ class LoraSettings(Section):
 
     @property
     def scale(self) -> float:
-        """Factor of the adapters' products."""
+        """The factor by which the adapters' products are multiplied."""
         return 2.0 if self.alpha is None else self.alpha / self.rank
 
 
@@ -243,7 +243,7 @@ _begin = setting(0.0, "Fraction of the training after which it begins.")
 
 
 class _FromSettings(create_model("_FromSettings", __base__=Section, **{"from": (Below1, _begin)})):  # type: ignore[misc]
-    """A section with the setting `from`, which is a keyword of Python."""
+    """Base of sections with a setting called `from`, which is a keyword of Python; `begin` returns its value."""
 
     @property
     def begin(self) -> float:
@@ -269,7 +269,7 @@ AnyConsistency = Annotated[SimCutSettings | RDropSettings, Field(discriminator="
 
 
 class NewLanguage(Section):
-    """A language that a model with tokens for languages lacks."""
+    """A language to add to a model that has a token for each of its languages."""
 
     code: str = setting("", "Code of the language, in the notation of the model, such as nds_Latn.")
     like: str = setting("", "Code of a related language of the model, whose token's vector the new token starts with.")
@@ -406,7 +406,7 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def _default_kind(cls, values: Any) -> Any:
-        """Set an unset `model.kind` by the preset or the task."""
+        """Set `model.kind`, if it is unset, to the architecture of the preset or to the default of the task."""
         model = values.get("model", {}) if isinstance(values, Mapping) else None
         if not isinstance(model, Mapping) or "kind" in model:
             return values
@@ -430,7 +430,7 @@ class Settings(Section):
         return cls.from_mapping(values, origin=str(path)).resolve_paths(path.parent)
 
     def resolve_paths(self, folder: Path) -> Settings:
-        """Return the settings with absolute paths; data paths start from `data.root`, which is relative to `folder`."""
+        """Return the settings with absolute paths; data paths start at `data.root`, other paths at `folder`."""
         root = folder / (self.data.root or "")
         data = self.data.below(root)
         texts = (t.model_copy(update={"model": Path(os.path.realpath(folder / t.model))}) for t in data.monolingual)
@@ -448,7 +448,7 @@ class Settings(Section):
         return self.model_copy(update=update)
 
     def traits(self) -> Iterator[tuple[str, Traits]]:
-        """Yield (dotted name, traits) of all settings."""
+        """Yield the dotted name and the traits of each setting."""
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if isinstance(value, Section):
@@ -457,7 +457,7 @@ class Settings(Section):
                 yield name, traits_of(field)
 
     def with_values(self, section: str, **values: Any) -> Settings:
-        """Return the settings with other, validated values of one section; unset settings stay unset."""
+        """Return the settings with some values of one section replaced and validated; unset settings stay unset."""
         merged = self.model_dump(exclude_unset=True)
         merged[section] = merged.get(section, {}) | values
         return Settings.from_mapping(merged)

@@ -32,7 +32,9 @@ from transduce.data.reading import Source, Sources
 Combination = tuple[str, str, str]
 Part = list[str]  # words
 Phrase = tuple[list[Part], list[Part], str]  # English parts, German parts, head word
-Plan = tuple[tuple[tuple[int, int], ...], ...]  # parts as (child, part of it); the literal words are the last child
+Plan = tuple[
+    tuple[tuple[int, int], ...], ...
+]  # each part: pairs (child, its part); the last child is the literal words
 Literals = tuple[str, ...]
 Table = Mapping[str, float]
 Lexical = Callable[..., "Iterator[tuple[float, Rule | Symbol]]"]
@@ -41,7 +43,7 @@ _REFERENCE = re.compile(r"([A-Z])(\d?)")
 
 @dataclass(slots=True)
 class Derivation:
-    """A sentence pair: the words of both sides, and the combinations of head words met."""
+    """A sentence pair being drawn: the words of both sides, and the combinations of head words that occur in it."""
 
     random: Random
     met: list[Combination] = field(default_factory=list)
@@ -51,7 +53,10 @@ class Derivation:
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """One way to write a category of the grammar. A lexical rule has no children and gives its own head word."""
+    """A rule of the grammar: one way to expand a category. A lexical rule has no children, but its own head word.
+
+    src, tgt: how the parts of each side are assembled from the children's parts and the literal words.
+    """
 
     src: Plan
     tgt: Plan
@@ -61,7 +66,7 @@ class Rule:
     met: tuple[tuple[int | str, ...], ...] = ()
 
     def draw(self, derivation: Derivation) -> Phrase:
-        """Draw the children and assemble the parts."""
+        """Draw the children at random and assemble their parts to a phrase in both languages."""
         words = [[word] for word in self.literals]
         drawn: list[Phrase] = [*(child.draw(derivation) for child in self.children), (words, words, self.head)]
         src = [[word for child, part in items for word in drawn[child][0][part]] for items in self.src]
@@ -73,7 +78,7 @@ class Rule:
 
 
 class Symbol:
-    """A category with its arguments: a weighted choice between rules, which are expanded when first needed."""
+    """A category of the grammar with its arguments: a weighted choice between rules, expanded when first needed."""
 
     def __init__(self, grammar: Grammar, call: tuple[str, ...]) -> None:
         self.grammar, self.call = grammar, call
@@ -98,7 +103,10 @@ class Symbol:
 
 @dataclass(slots=True)
 class _Block:
-    """A block of rules: parameters, header items in order, rules. A rule has a weight and plans, or none to pass on."""
+    """A block of rules in the grammar's text: its parameters, header items in order, and rules.
+
+    A rule has a weight, and plans, or None to use the only child unchanged.
+    """
 
     parameters: list[str]
     steps: list[tuple[str, str, str]] = field(default_factory=list)  # kind of loop or condition, name, table
@@ -119,7 +127,7 @@ class _Block:
 
 
 class Grammar:
-    """Rules and tables read from text. `lexical` categories are functions that yield weighted rules."""
+    """A grammar, read from text. `tables`: weighted entries for loops. `lexical`: functions that yield rules."""
 
     def __init__(self, text: str, tables: Mapping[str, Table], lexical: Mapping[str, Lexical]) -> None:
         self.tables, self.lexical = dict(tables), lexical
@@ -143,7 +151,7 @@ class Grammar:
                     block.add(item)
 
     def symbol(self, *call: str) -> Symbol:
-        """The symbol of a category with arguments; always the same object."""
+        """Return the symbol of a category with arguments (`call`); equal calls return the same object."""
         if call not in self._symbols:
             self._symbols[call] = Symbol(self, call)
         return self._symbols[call]
@@ -174,7 +182,7 @@ class Grammar:
     def _loop(
         self, steps: list[tuple[str, str, str]], values: dict[str, str]
     ) -> Iterator[tuple[float, dict[str, str]]]:
-        """Yield all values of the loop variables that satisfy the conditions, with the product of their weights."""
+        """Yield the product of weights, and all variables, for all values of the loops that meet the conditions."""
         if not steps:
             yield 1.0, values
             return
@@ -211,7 +219,7 @@ class Grammar:
 
 
 def _plans(src: str, tgt: str, names: list[str]) -> tuple[Plan, Plan, Literals]:
-    """Parse templates into plans and their literal words."""
+    """Parse the templates of both sides; return their plans and the literal words. `names`: names of the children."""
     literals: list[str] = []
 
     def item(text: str) -> tuple[int, int]:
@@ -225,14 +233,14 @@ def _plans(src: str, tgt: str, names: list[str]) -> tuple[Plan, Plan, Literals]:
 
 
 def lexical_rule(src: str, tgt: str, *, head: str = "", met: tuple[Combination, ...] = ()) -> Rule:
-    """Make a rule without children from templates in the grammar's notation. `met`: combinations of words in it."""
+    """Make a rule without children from templates in the grammar's notation. `met`: its combinations of words."""
     return Rule(*_plans(src, tgt, []), head=head, met=met)
 
 
 def derive(symbol: Symbol | Rule, random: Random, contractions: Mapping[str, str] = MappingProxyType({})) -> Derivation:
-    """Draw a derivation of a symbol with one part.
+    """Draw a sentence pair from a symbol, which must have one part in each language.
 
-    A German word that begins with "+" contracts with the previous word.
+    A German word that begins with "+" contracts with the previous word, as `contractions` says.
     """
     derivation = Derivation(random)
     (derivation.src,), (tgt,), _ = symbol.draw(derivation)
@@ -246,7 +254,7 @@ def derive(symbol: Symbol | Rule, random: Random, contractions: Mapping[str, str
 
 SPLITS = ("train", "valid", "test", "held_out_combinations")
 HELD_OUT = 500
-"""Pairs of each held-out split."""
+"""Number of sentence pairs in each held-out split."""
 
 CASES, GENDERS = ("nom", "acc", "dat", "gen"), ("masc", "fem", "neut")
 PERSONS = ("1s", "2s", "3s", "1p", "3p")
@@ -263,7 +271,7 @@ _RESERVED = {"adjective": 16, "object": 16, "compound": 12, "number": 12, "separ
 
 @dataclass(frozen=True, slots=True)
 class DemoPair:
-    """A sentence pair. `structure`: the kind of sentence, as "passive"."""
+    """A sentence pair. `structure`: the kind of sentence, such as "passive"."""
 
     src: str
     tgt: str
@@ -282,7 +290,7 @@ def is_reserved(combination: Combination) -> bool:
 def demo_pairs(split: str, n: int, *, seed: int) -> Iterator[DemoPair]:
     """Generate `n` pairs of a split: train, valid, test or held_out_combinations.
 
-    The same arguments give the same pairs, and a longer draw begins with the shorter one. No pair is in two splits.
+    Equal arguments give equal pairs, and a larger `n` only appends pairs. No pair is in two splits.
     Train, valid and test contain no reserved combination of words; every pair of held_out_combinations contains at
     least one. Only train may contain a pair twice.
     """
@@ -293,7 +301,7 @@ def demo_pairs(split: str, n: int, *, seed: int) -> Iterator[DemoPair]:
 
 
 def demo_sources(data: DataSettings, *, seed: int) -> Sources[Pair]:
-    """The built-in corpus, with `data.demo` pairs to train on."""
+    """Return the sources of the built-in corpus, with `data.demo` pairs to train on."""
     direction = data.src_lang, data.tgt_lang
     splits = ("valid", "test", "held_out_combinations")
     valid, *tests = (_source(split, HELD_OUT, seed, direction) for split in splits)
@@ -301,7 +309,7 @@ def demo_sources(data: DataSettings, *, seed: int) -> Sources[Pair]:
 
 
 def _source(split: str, n: int, seed: int, direction: Direction) -> Source[Pair]:
-    """A source of the first `n` pairs of a split. It needs no content hash: the settings determine the pairs."""
+    """Return a source of the first `n` pairs of a split. Its content is not hashed, as settings determine the pairs."""
 
     def read() -> Iterator[Pair]:
         for number, pair in enumerate(demo_pairs(split, n, seed=seed), 1):
@@ -367,7 +375,7 @@ def grammar() -> Grammar:
 
 
 def _tables() -> Mapping[str, Table]:
-    """Tables for loops of the grammar: verbs of a frame, noun classes of a verb, genders of a class."""
+    """Make the tables for loops of the grammar: verbs of a frame, noun classes of a verb, genders of a class."""
     tables: dict[str, dict[str, float]] = {}
     sizes: dict[str, float] = {}
     for kinds, _, _, gender, *_ in rows("noun"):
@@ -413,7 +421,7 @@ def noun(case: str, number: str, kind: str, gender: str) -> Leaves:
 
 
 def adjective(kind: str, declension: str, case: str, number: str, gender: str) -> Leaves:
-    """Adjectives in one form. `declension`: that of a noun phrase or, after "is", "none" or "comparative"."""
+    """Adjectives in one form. `declension`: the noun phrase's declension or, after "is", "none" or "comparative"."""
     for en, de, stem, kinds, more, more_de in rows("adjective"):
         word_en = more.replace("_", " ") if declension == "comparative" else en
         if kind in kinds.split(",") and word_en != "-":
@@ -471,7 +479,7 @@ def preposition(triple: str) -> Leaves:
 
 
 def numeral(largest: str) -> Leaves:
-    """Numbers from two on, mostly small. All take a plural noun: numbers that end in "one" alone are left out."""
+    """Numbers from two on, mostly small. All take a plural noun, so 101, 201 and so on are left out."""
     below = {int(n): (en, de) for n, en, de in rows("number")}
     for n in range(2, int(largest) + 1):
         hundreds, rest = divmod(n, 100)
