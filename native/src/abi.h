@@ -13,7 +13,7 @@ namespace transduce::abi {
 constexpr int kMaxThreads = 1024;
 constexpr int32_t kMaxSource = 1 << 16;
 
-// Stores the message that `transduce_last_error` returns in this thread; returns the code.
+// Stores the message that `transduce_last_error` returns in this thread; returns `code`.
 int fail(int code, const char* reason) noexcept;
 
 template <class Work>

@@ -1,4 +1,4 @@
-// Memory for numbers: aligned to cache lines, zeroed, freed with its owner.
+// An array of numbers that is aligned to cache lines, initially zero, and freed with its owner.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ public:
         std::memset(data_, 0, bytes);
         size_ = size;
     }
-    // At least `size` elements; contents are lost if the buffer has to grow.
+    // Makes room for at least `size` elements; contents are lost if the buffer has to grow.
     void reserve(size_t size) {
         if (size > size_) reset(size);
     }

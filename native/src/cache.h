@@ -9,10 +9,10 @@
 
 namespace transduce {
 
-// Allocates blocks. A block has room for kBlockKeys keys and values of every decoder layer: first the keys and values of layer 0, then of layer 1.
+// Allocates blocks. A block has room for kBlockKeys keys and values of every decoder layer: keys and values of layer 0, then of layer 1, etc.
 class BlockPool {
 public:
-    // `part`: bytes of the keys of one layer in a block.
+    // `part`: size in bytes of the keys of one layer in a block, equal to the size of its values.
     BlockPool(int n_layers, size_t part) : part_(part), block_(part * 2 * n_layers) {}
 
     char* take() {
@@ -21,7 +21,7 @@ public:
         free_.pop_back();
         return block;
     }
-    // Empties `blocks`.
+    // Frees blocks for other sentences, and empties the list.
     void put_back(std::vector<char*>& blocks) {
         free_.insert(free_.end(), blocks.begin(), blocks.end());
         blocks.clear();
@@ -48,12 +48,12 @@ inline void fill_mask(std::vector<uint16_t>& mask, int n) {
     if (n % kBlockKeys) mask.back() = uint16_t((1 << n % kBlockKeys) - 1);
 }
 
-// Which keys belong to which hypothesis of a sentence. The keys and values of every token have a place in the sentence's blocks. A
-// hypothesis is the set of the places of its tokens, a bit mask. If two hypotheses continue one, its set is copied and its keys are not.
-// Places that no set contains any more are reused.
+// Records which keys belong to which hypothesis of a sentence. The keys and values of every token have a place (an index) in the sentence's
+// blocks. A hypothesis is the set of its tokens' places, stored as a bit mask. If two hypotheses continue the same hypothesis, its mask is
+// copied; keys and values are not. Places that no hypothesis uses any more are reused.
 class Ancestors {
 public:
-    // Starts with one hypothesis of `n_known` tokens, in the places from 0 on.
+    // Starts with one hypothesis of `n_known` tokens, whose places are 0, 1, and so on.
     void start(int n_known = 0) {
         n_rows_ = 1;
         if (masks_.empty()) masks_.resize(1);
@@ -81,7 +81,7 @@ public:
         }
         for (int r = 0; r < n_rows_; r++) masks_[r].resize(n_blocks_);
     }
-    // Makes `n_rows` hypotheses; hypothesis i continues the earlier hypothesis parent(i).
+    // Replaces all hypotheses by `n_rows` hypotheses; hypothesis i continues the earlier hypothesis parent(i).
     template <class Parent>
     void reorder(int n_rows, Parent parent) {
         if (int(next_.size()) < n_rows) next_.resize(n_rows);
@@ -96,10 +96,10 @@ private:
     std::vector<uint16_t> used_;
 };
 
-// Masks of tokens that attend to themselves and to all earlier tokens, for up to `n_blocks` blocks.
+// Causal masks: a token attends to itself and to all earlier tokens, in up to `n_blocks` blocks.
 //
-// A mask is ones for full blocks, then the bits of one partly visible block, then zeros. All places with the same remainder modulo
-// kBlockKeys share one strip of this form; their masks begin at different offsets in it.
+// A mask consists of ones for full blocks, the bits of one partly visible block, and zeros. All places with the same remainder modulo
+// kBlockKeys share one array (strip) of this form; their masks begin at different offsets in it.
 class CausalMasks {
 public:
     void reserve(int n_blocks) {
@@ -112,7 +112,7 @@ public:
             strip[n_blocks] = uint16_t((2u << bits) - 1);
         }
     }
-    // Valid until `reserve` is called.
+    // Returns the mask of the token in a place; it is valid until `reserve` is called.
     const uint16_t* mask(int place) const {
         return &strips_[size_t(2 * n_blocks_) * (place % kBlockKeys) + n_blocks_ - place / kBlockKeys];
     }
@@ -129,7 +129,7 @@ public:
     // Starts with one hypothesis, whose states are zeros.
     void start(int n_layers, size_t width) { width_ = width, row_ = n_layers * width, now_.assign(row_, 0.f); }
     float* at(int row, int layer) { return &now_[row * row_ + layer * width_]; }
-    // Makes `n_rows` hypotheses; hypothesis i continues the earlier hypothesis parent(i).
+    // Replaces all hypotheses by `n_rows` hypotheses; hypothesis i continues the earlier hypothesis parent(i).
     template <class Parent>
     void reorder(int n_rows, Parent parent) {
         next_.resize(n_rows * row_);

@@ -3,7 +3,7 @@
 
 namespace transduce {
 
-// In the order of their speed. A CPU with AVX-512 may lack AVX-VNNI.
+// Instruction sets, slowest first. A CPU with AVX-512 may lack AVX-VNNI.
 enum class Isa { portable, neon_dot, neon_i8mm, avx2, avx_vnni, avx512, avx512_vnni, amx };
 
 // The best instruction set of this CPU that the operating system supports and that this library was built with, or the one that the

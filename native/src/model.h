@@ -1,4 +1,5 @@
-// A Transformer, encoder-decoder or decoder-only, whose weights are packed for one precision and instruction set. Immutable: threads share it.
+// A Transformer (encoder-decoder or decoder-only) whose weights are packed for one precision and instruction set. It does not change, so that
+// threads can share it.
 #pragma once
 
 #include <memory>
@@ -14,13 +15,13 @@ enum { kNoPositions, kLearned, kRotary, kT5, kAlibi, kSinusoidal, kSinusoidalHal
 constexpr int kBuckets = 32;  // number of buckets of T5's distances
 
 struct AttentionWeights {
-    PackedMatrix query;   // self-attention: queries, keys and values side by side; cross-attention: queries
+    PackedMatrix query;   // projection to queries and, in self-attention, to keys and values beside them
     PackedMatrix output;  // its bias is added by the norm that follows
 };
 
 struct Layer {
-    AttentionWeights self, cross;  // cross: of decoder layers
-    PackedMatrix gate_value;       // recurrent unit that replaces `self`: gates, then values, each padded to the width
+    AttentionWeights self, cross;  // cross: only in decoder layers
+    PackedMatrix gate_value;       // projection of the recurrent unit that replaces `self`: gates, then values, each padded to the width
     PackedMatrix expand, contract;
     NormWeights self_norm, cross_norm, feed_forward_norm;
 };
@@ -41,7 +42,7 @@ struct Head {
 struct Model {
     Model(const transduce_config& config, const transduce_tensor* tensors, int64_t n_tensors, transduce_read read);
 
-    // The vector of a token: in the stack's table, else in the decoder's, else unpacked from `logits` into `row`.
+    // Returns the embedding of a token: from the stack's table, else from the decoder's table, else unpacked from `logits` into `row`.
     const float* embedding(const Stack& stack, int token, float* row) const;
 
     transduce_config config;
@@ -54,13 +55,13 @@ struct Model {
     HeadShape heads;             // head_width: the larger of d_key and d_value, padded to a multiple of 16: zeros change no score
     int query_width, key_width;  // widths of all heads together, with padding inside heads only
     std::vector<Head> guided;    // the head that was trained to align, if any
-    int max_depth, max_columns;  // largest sizes of all products but the logits
+    int max_depth, max_columns;  // largest inputs and outputs of all products except the logits
     Stack encoder, decoder;
     PackedMatrix memory;  // keys and values of all decoder layers' cross-attention, from the encoder's output
     PackedMatrix logits;
     // Screening, for greedy search without scores: int8 products with error bounds find the few tokens that may be the best, and float32
-    // products with rows of `output` decide among these. The tokens are the same, and a quarter of the bytes is read. `screened_rows`: the
-    // largest number of rows at once for which screening is faster; 0: never.
+    // products with rows of `output` decide among these tokens. The result does not change, and only a quarter of the bytes is read.
+    // `screened_rows`: the largest number of rows for which screening is faster; 0: never.
     int screened_rows = 0;
     PackedMatrix screen;
     Buffer<float> output_rows;  // [tokens, width]; empty: the decoder's embedding is used

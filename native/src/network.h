@@ -1,4 +1,5 @@
-// The forward pass of one thread: sentences through the encoder, then the live hypotheses of many sentences one token at a time.
+// Computes forward passes in one thread: the encoder for whole sentences, then the decoder for the live hypotheses of many sentences, one token
+// at a time.
 #pragma once
 
 #include <vector>
@@ -12,22 +13,22 @@ namespace transduce {
 
 // The state of a sentence in the network.
 struct Sentence {
-    std::vector<char*> memory_blocks, blocks;  // keys and values of the source; of the hypotheses
+    std::vector<char*> memory_blocks, blocks;  // blocks with the keys and values of the source, and of the hypotheses
     std::vector<uint16_t> memory_mask;
     int n_source = 0;
     Ancestors ancestors;
     RecurrentStates states;
-    std::vector<int> places;             // places of the tokens of this pass
-    std::vector<const uint16_t*> masks;  // for each of these tokens, the places that it attends to
-    std::vector<const float*> biases;    // biases of each of these tokens, in the layout of AttentionCall
+    std::vector<int> places;             // places (see Ancestors) of the tokens of this pass
+    std::vector<const uint16_t*> masks;  // for each token of this pass, the places to which it attends
+    std::vector<const float*> biases;    // for each token of this pass, its biases in the layout of AttentionCall
     size_t bias_stride = 0;
     std::vector<int> positions;          // position of the token in each place
-    std::vector<float> place_biases;     // biases of all tokens of a step; keys are in the order of places, not of positions
+    std::vector<float> place_biases;     // memory for the biases of a step's tokens; keys are in the order of places, not of positions
     float* weights = nullptr;            // receives the attention of the requested heads, [heads, tokens of this pass, source]; null: not requested
     int position = 0;                    // position of the next token
-    int n_rows = 1;                      // live hypotheses
+    int n_rows = 1;                      // number of live hypotheses
 
-    // Makes `rows` hypotheses; hypothesis i continues the earlier hypothesis parent(i).
+    // Replaces all hypotheses by `rows` hypotheses; hypothesis i continues the earlier hypothesis parent(i).
     template <class Parent>
     void reorder(int rows, Parent parent) {
         n_rows = rows;
@@ -41,8 +42,8 @@ struct Source {
     int n;
 };
 
-// The results needed for some consecutive rows of a step: the `k` best tokens and, if `scores`, the sum of exponentials. A single best token
-// without scores is found with `Model::screen`.
+// The results to compute for some consecutive rows of a step: the `k` best tokens and, if `scores`, the sum of exponentials. A single best token
+// without scores may be found by screening, see Model.
 struct BestWanted {
     int rows, k;
     bool scores;
@@ -64,20 +65,20 @@ public:
 
     // Starts `n` sentences: encodes each source or, in a model without an encoder, reads it as the beginning of the target.
     void start(const Source* sources, Sentence* const* sentences, int n);
-    // Reads all given tokens of each sentence, which has a single hypothesis, in one pass. Rows are tokens, sentence by sentence. The attention
-    // weights of `heads` are written to `weights` of each sentence.
+    // Reads all given tokens of each sentence, which must have a single hypothesis, in one pass. Rows are tokens, sentence by sentence. The
+    // attention weights of `heads` are written to `weights` of each sentence.
     void read(const Source* targets, Sentence* const* sentences, int n, const std::vector<Head>& heads = {});
     // Reads the next token of each live hypothesis, tokens [rows]. Rows are hypotheses, sentence by sentence. The attention weights of the
     // model's guided head are written to `weights` of each sentence.
     void step(Sentence* const* sentences, int n, const std::vector<int32_t>& tokens);
-    // After `step` or `read`: the best tokens of each row, valid until the next call. `forced`: for each row a token whose logit is returned
-    // too, or -1; null: no row has one.
+    // After `step` or `read`: returns the best tokens of each row, valid until the next call. `forced`: for each row, a token whose logit is
+    // returned too, or -1; null if no row has such a token.
     const RowBest* best_tokens(const std::vector<BestWanted>& parts, const int32_t* forced);
-    // Sets the tokens that must not be chosen in each row of this step. `never` applies to rows with an empty list, and to all rows if null.
+    // Sets a list of tokens for each row of this step that must not be chosen. An empty list stands for `never`; null: all rows have `never`.
     void ban(const std::vector<int32_t>* tokens) { banned_ = tokens; }
-    // Padding, unknown, start and placeholders.
+    // The tokens that are not chosen by default: padding, the unknown token, the start token and placeholders.
     const std::vector<int32_t>& never() const { return never_; }
-    // After `step`: fills in tokens and log-probabilities.
+    // After `step`: draws tokens, and fills in `token` and `log_prob` of each draw.
     void draw(std::vector<Draw>& draws);
     // Returns the blocks of a sentence to the pool.
     void forget(Sentence& sentence);

@@ -1,4 +1,4 @@
-// All that differs between Linux, macOS and Windows. The rest of the library is standard C++.
+// The code that differs between Linux, macOS and Windows. The rest of the library is standard C++.
 #pragma once
 
 #include <chrono>
@@ -13,19 +13,20 @@
 
 namespace transduce {
 
-// Memory at a multiple of 64 bytes, of a multiple of 64 bytes; null if there is none.
+// Allocates `bytes`, a multiple of 64, at an address that is a multiple of 64; returns null if there is too little memory.
 void* allocate_aligned(size_t bytes);
 void free_aligned(void* memory);
 
-// The id of this process, which differs in a fork.
+// The id of this process; a forked process has another id.
 int process_id();
 
-// Capabilities that the operating system reports or permits.
-bool has_arm_dot_product();   // the processor's instructions for products of 8-bit integers: `sdot`
-bool has_arm_i8mm();          // `smmla`
-bool request_amx_tiles();     // Linux gives a process the tile registers only on request
+// Capabilities of the CPU that the operating system reports or permits.
+bool has_arm_dot_product();   // `sdot`, an instruction for products of 8-bit integers
+bool has_arm_i8mm();          // `smmla`, an instruction for products of 8-bit matrices
+bool request_amx_tiles();     // Linux gives a process the tile registers only on request; false if there are none
 
-// A pipe that wakes an event loop: it can be read while it rings. Throws on Windows, whose event loops wait for sockets only.
+// A pipe that wakes an event loop: between `ring` and `silence` it can be read. The constructor throws on Windows, whose event loops wait only
+// for sockets.
 class Bell {
 public:
     Bell();

@@ -1,6 +1,6 @@
-// Threads that share the pieces of a task. Each thread has a range of pieces, the same in every call with that number of pieces, so that it
-// finds data of the previous call in the cache of its core. After its own range, it takes pieces of other threads. A thread that is slow, or
-// whose core another process uses, therefore computes fewer pieces. Results must not depend on which thread computes a piece.
+// A pool of threads that share the pieces of a task. In calls with equal numbers of pieces, a thread has the same range of pieces, so that
+// it finds data of the previous call in the cache of its core. After its own range, it takes pieces of other threads. Therefore a thread that
+// is slow, or whose core another process uses, computes fewer pieces. Results must not depend on which thread computes a piece.
 #pragma once
 
 #include <atomic>
@@ -16,17 +16,17 @@ namespace transduce {
 
 class Pool {
 public:
-    // The pool of this process; a fork gets its own.
+    // Returns the pool of this process; a forked process gets its own pool.
     static Pool& get();
 
-    // Calls `work(piece)` for the pieces 0 to n_pieces - 1 in `n_threads` threads, the calling one among them; returns when all are
-    // done. One caller at a time: others wait. An exception in a piece is rethrown at the end.
+    // Calls `work(piece)` for the pieces 0 to n_pieces - 1 in `n_threads` threads, including the calling thread; returns when all are done.
+    // If several threads call `run`, they wait for each other. An exception in a piece is rethrown at the end.
     template <class Work>
     void run(int n_threads, int n_pieces, Work&& work) {
         run(n_threads, n_pieces, [](void* w, int piece) { (*static_cast<std::remove_reference_t<Work>*>(w))(piece); }, &work);
     }
 
-    // Calls `work(piece, first, n)` for pieces of `at_once` rows; the last one may have fewer.
+    // Calls `work(piece, first row, n rows)` for pieces of `at_once` rows; the last piece may have fewer.
     template <class Work>
     void run_rows(int n_threads, int64_t rows, int64_t at_once, Work&& work) {
         run(n_threads, int((rows + at_once - 1) / at_once), [&](int piece) {
@@ -35,7 +35,7 @@ public:
         });
     }
 
-    // An object of each thread that keeps its memory from call to call.
+    // Returns an object of type Kept that belongs to this thread and keeps its memory from call to call.
     template <class Kept>
     static Kept& kept() {
         static thread_local Kept own;
@@ -62,7 +62,7 @@ private:
     struct Range {
         int first = 0, end = 0;
     };
-    std::vector<Range> ranges_;  // remaining pieces of each thread; the first is the calling thread, which is not in the pool
+    std::vector<Range> ranges_;  // remaining pieces of each thread; the first range belongs to the calling thread
     int n_pieces_ = 0, n_taken_ = 0;
     std::atomic<int> n_done_{0};
     std::atomic<unsigned> n_runs_{0};

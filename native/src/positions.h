@@ -1,4 +1,4 @@
-// Positions: vectors that are added to embeddings, angles by which queries and keys are rotated, or biases of scores.
+// Positional schemes: vectors that are added to embeddings, angles by which queries and keys are rotated, or biases of attention scores.
 #pragma once
 
 #include <vector>
@@ -7,18 +7,19 @@
 
 namespace transduce {
 
-// Computed when they are first needed.
+// Vectors, angles and biases are computed when they are first needed.
 class Positions {
 public:
     explicit Positions(const Model& model, const Stack& stack);
-    const float* added(int position);  // to the embedding; null: nothing
-    const float* cosines(int position);
+    const float* added(int position);  // the vector that is added to the embedding; null: none
+    const float* cosines(int position);  // of the angles of all planes
     const float* sines(int position) { return cosines(position) + half_; }
-    int half() const { return half_; }  // planes of a head that are rotated; 0: none
-    // The biases of a query, in the layout of AttentionCall, for keys from position 0 on; null: none. Both positions must be reserved.
+    int half() const { return half_; }  // number of planes of a head that are rotated
+    // The biases of a query for keys from position 0 on, in the layout of AttentionCall; null: none. The positions of query and keys must be
+    // reserved.
     const float* biases(int query) const { return reach_ ? &biases_[size_t(reach_ - query) * 4] : nullptr; }
     size_t bias_stride() const { return size_t(reach_) * 8; }
-    // Makes room for positions below n; changes the addresses of all biases.
+    // Computes the biases for all positions below n. This changes the addresses of biases.
     void reserve_biases(int n);
 
 private:

@@ -1,8 +1,8 @@
 // Matrix products of activations with packed weights: C = A W + I.
 //
-// A has one row per token. I is the bias (one row for all) or the residual stream (a row each): products start from it, so
-// neither needs a pass of its own. Row r of C depends only on row r of A and I, and the order of its sums does not depend on the
-// number of rows. Therefore a sentence's result does not depend on its batch.
+// A has one row per token. I is the bias (one row for all tokens) or the residual stream (one row per token). Sums start from I, so that
+// adding it needs no separate pass. Row r of C depends only on row r of A and I, and the order of its sums does not depend on the number of
+// rows. Therefore a sentence's result does not depend on its batch.
 #pragma once
 
 #include <cstdint>
@@ -17,31 +17,31 @@ enum class Precision { float32, bf16x3, int8 };
 
 constexpr int kPad = 64;          // widths of weights and activations are padded to a multiple of this with zeros
 constexpr int kSpareRows = 32;    // AMX reads and writes whole tiles: matrices have this many more rows than are used
-constexpr int kRowsAtOnce = 192;  // rows that are converted at once; their converted form stays in the L2 cache
+constexpr int kRowsAtOnce = 192;  // number of rows that are converted at once, so that their converted form stays in the L2 cache
 // The stride of rows of activations, in floats: an odd number of cache lines. With a multiple of a large power of two, the rows of a
 // block would compete for a few sets of the L1 cache.
 constexpr size_t row_stride(size_t columns) { return (columns + kPad - 1) / kPad * kPad + 16; }
 constexpr float kNever = -1e30f;  // the logit of columns that are only padding
 
-// Weights [inputs, outputs] in the order that one precision's products read them.
+// Weights [inputs, outputs] in the order in which the products of one precision read them.
 //
-// float32: [outputs / panel][inputs][panel]; panel: columns that a kernel computes at once, different for each target.
+// float32: [outputs / panel][inputs][panel]; panel: number of columns that a kernel computes at once, which depends on the instruction set.
 // bf16x3: a number is the sum of two bf16 numbers, high and low: [outputs / 32][inputs / 32][2][16 pairs][16 columns][2].
-// int8: scale[column] * q: [outputs / 32][inputs / 64][2][64 / panel][16 columns][panel], panel: 4 or 8; correction: -128 * sum of the column,
-// for products with unsigned activations, which have 128 added.
+// int8: a number is scale[column] * q; q: [outputs / 32][inputs / 64][2][64 / panel][16 columns][panel] with a panel of 4 or 8. correction:
+// -128 * sum of the column, for instructions with unsigned activations, to which 128 is added.
 struct PackedMatrix {
     Precision precision = Precision::float32;
     int inputs = 0, outputs = 0;  // without padding
-    int columns = 0, depth = 0;   // padded: columns of C, inputs of A
+    int columns = 0, depth = 0;   // with padding: columns = outputs, depth = inputs
     Buffer<float> values, bias, scale;
     Buffer<uint16_t> high, low;
     Buffer<int8_t> quantized;
     Buffer<int32_t> correction;
-    Buffer<float> error, norm;  // int8, of a screen: of each column, the norm of what quantization changed and of the quantized column
+    Buffer<float> error, norm;  // int8 matrices for screening: the norm of each column's quantization error, and of each quantized column
 };
 
-// Weights before packing, [columns, depth] in row-major order as in PyTorch. Each of `sources` writes its part of rows [first, last), and
-// of their biases, over zeros.
+// Weights before packing, [columns, depth] in row-major order as in PyTorch. Each function in `sources` writes its part of rows
+// [first, last) and of their biases into memory that is zero before.
 struct DenseMatrix {
     DenseMatrix(int outputs, int inputs);
 
@@ -49,9 +49,9 @@ struct DenseMatrix {
     std::vector<std::function<void(int first, int last, float* rows, float* biases)>> sources;
 };
 
-// Reads and packs a few rows at a time.
+// Reads and packs a few rows at a time. `screen`: whether to compute `error` and `norm` too.
 PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel, bool screen = false);
-// A column of int8 weights [depth].
+// Writes a column [depth] of int8 weights, converted to float32, to `to`.
 void unpack(const PackedMatrix& packed, int panel, int column, float* to);
 
 // Rows of activations, and pointers to their converted form.
@@ -61,7 +61,7 @@ struct Activations {
     size_t stride = 0;
     uint16_t *high = nullptr, *low = nullptr;  // bf16x3: tiles [rows / 16][depth / 32][16][32]
     int8_t* quantized = nullptr;               // int8: tiles [rows / 16][depth / 64][16][64], or rows of one or two times `depth`
-    float* scale = nullptr;                    // int8: of each row
+    float* scale = nullptr;                    // int8: the scale of each row
     int32_t* start = nullptr;                  // int8, AVX2: initial value of the sums of each row
 };
 
@@ -70,7 +70,7 @@ struct ProductKernels {
     int panel;  // columns of a panel of float32 and int8 weights
     // Fills in the converted form of at most kRowsAtOnce rows for products with matrices of this depth.
     void (*convert)(Activations& a, int depth);
-    // Columns [first, last), multiples of kPad, of C = A W + I. `init_stride` 0: the same row for all.
+    // Computes columns [first, last), multiples of kPad, of C = A W + I. `init`: I; `init_stride` 0: all rows of I are the same.
     void (*multiply)(const PackedMatrix& w, const Activations& a, int first, int last, float* c, size_t stride, const float* init,
                      size_t init_stride);
 };
@@ -80,14 +80,14 @@ class Multiplier {
 public:
     Multiplier(const ProductKernels& kernels, int max_depth);
 
-    // All columns of C = A W + init; without `init`, the bias. C and init have kSpareRows more rows than `rows`.
+    // Computes all columns of C = A W + init (default: W's bias). C and init must have kSpareRows more rows than `rows`.
     void multiply(const PackedMatrix& w, const float* a, size_t a_stride, int rows, float* c, size_t stride, const float* init = nullptr,
                   size_t init_stride = 0);
 
-    // A product in two steps, for at most kRowsAtOnce rows, if its columns are needed a few at a time.
+    // A product in two steps, for at most kRowsAtOnce rows: convert A once, then compute a few columns at a time.
     void convert(const PackedMatrix& w, const float* a, size_t a_stride, int rows);
     void columns(const PackedMatrix& w, int first, int last, float* c, size_t stride) const;
-    // int8, after `convert`: the scale of each row.
+    // For int8, after `convert`: the scale of each row.
     const float* scales() const { return activations_.scale; }
 
 private:

@@ -1,8 +1,8 @@
 // The sentences of all callers, and their assignment to threads.
 //
 // Clients submit sentences and collect events. Two kinds of threads decode: a client's own thread, until the client's sentences are done, and
-// threads that serve all clients. A thread drives one of a fixed number of workers. When it leaves, the worker keeps its sentences, and another
-// thread continues with them. When sentences are done, waiting sentences take their places at the next step.
+// threads that serve all clients. A thread drives one of a fixed number of workers. When the thread leaves, the worker keeps its sentences, and
+// another thread continues with them. When sentences are done, waiting sentences replace them at the next step.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ namespace transduce {
 struct Event {
     int64_t ticket;
     Outcome outcome;
-    std::vector<Finished> hypotheses;  // `tokens`: one, with the tokens that are new
+    std::vector<Finished> hypotheses;  // an event `tokens` has one, which contains only new tokens
 };
 
 class Queue;
@@ -32,7 +32,7 @@ struct Client {
     std::unordered_map<int64_t, std::shared_ptr<Request>> open;  // sentences that have not ended
     std::vector<Event> events, collected;
     std::shared_ptr<const Bell> bell;  // wakes the event loop that collects
-    bool rung = false;                 // since the last `collect`
+    bool rung = false;                 // whether the bell has rung since the last `collect`
     bool closed = false;
 };
 
@@ -43,22 +43,23 @@ public:
     void join(Client& client);
     // Forgets a client and all its sentences.
     void leave(Client& client);
-    // Adds sentences, whose tickets must be new. The smallest `order` comes first. `works`: the calling thread calls `work` next.
+    // Adds sentences, whose tickets must be new. Sentences with the smallest `order` are decoded first. `works`: whether the calling thread
+    // calls `work` next.
     void submit(Client& client, std::vector<std::shared_ptr<Request>> requests, double order, bool works);
     // Ends a sentence at the next step, unless it has ended already.
     void cancel(Client& client, int64_t ticket);
-    // A file descriptor that is readable when there are events to collect.
+    // Returns a file descriptor that is readable when there are events to collect.
     int fd(Client& client);
     // Cancels all sentences of the client and accepts no more.
     void close(Client& client);
-    // Decodes in this thread until all sentences of the client have ended (null: until the queue is closed), or until a time.
-    // Returns how many sentences of the client have not ended.
+    // Decodes in this thread until all sentences of the client have ended (without a client: until the queue is closed), or until a time.
+    // Returns the number of the client's sentences that have not ended.
     int64_t work(const Client* client, Time until);
     // Moves the client's events to `collected`.
     void collect(Client& client);
-    // Cancels all and lets all threads leave.
+    // Cancels all sentences and makes all threads leave `work`.
     void close();
-    // Also waits for the threads that are decoding.
+    // Closes the queue and waits until all threads have left `work`.
     void close_and_wait();
     transduce_load load();
 
@@ -99,9 +100,9 @@ private:
     std::unordered_set<Client*> clients_;
     std::set<std::shared_ptr<Request>, Before> waiting_;
     std::vector<std::unique_ptr<Worker>> workers_;
-    std::vector<Worker*> free_workers_;  // without a thread, the longest first
+    std::vector<Worker*> free_workers_;  // workers without a thread; first, the worker that has been free for the longest time
     std::vector<Waiter*> idle_;
-    std::vector<std::shared_ptr<const Bell>> bells_;  // to ring
+    std::vector<std::shared_ptr<const Bell>> bells_;  // bells to ring when the lock is released
 };
 
 }  // namespace transduce

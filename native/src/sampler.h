@@ -9,8 +9,8 @@
 
 namespace transduce {
 
-// Sampling options. Logits are divided by `temperature`, then cut to the `top_k` best, then to the best that sum to `top_p`. A
-// temperature of 0 takes the most likely token; `top_k` 0 and `top_p` 1 keep all.
+// Sampling options. Logits are divided by `temperature`; then only the `top_k` most likely tokens are kept, and of these the most likely
+// tokens whose probabilities sum to `top_p`. A temperature of 0 takes the most likely token; `top_k` 0 and `top_p` 1 keep all tokens.
 struct Sampling {
     float temperature = 1;
     int top_k = 0;
@@ -21,9 +21,9 @@ class Sampler {
 public:
     explicit Sampler(const Kernels& kernels) : kernels_(kernels) {}
 
-    // Draws a token; returns -1 if the logits are not numbers. The first `n` of the `columns` logits belong to tokens; other columns and `banned`
-    // tokens are never drawn. `raised`: tokens, each with a minimum to which its logit is raised. `number`: a random number in [0, 1).
-    // `log_prob`: receives the token's log-probability before all of these changes. Changes `logits`.
+    // Draws a token; returns -1 if a logit is NaN. The first `n` of the `columns` logits belong to tokens; other columns and `banned` tokens are
+    // never drawn. `raised`: tokens, each with a minimum to which its logit is raised. `number`: a random number in [0, 1). `log_prob` receives
+    // the token's log-probability under the unchanged logits. Changes `logits`.
     int32_t draw(float* logits, int n, int columns, const std::vector<int32_t>& banned, const std::vector<std::pair<int32_t, float>>& raised,
                  const Sampling& sampling, double number, float& log_prob);
 

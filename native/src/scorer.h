@@ -1,4 +1,4 @@
-// Log-probabilities of given outputs: all target positions of a sentence in one pass.
+// Computes the log-probabilities of given outputs, with all target positions of a sentence in one pass.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace transduce {
 
-// Pairs of a source (empty in a model without an encoder) and the `inputs` that the decoder reads. Item i of each list begins at offset i.
+// Pairs of a source (empty in a model without an encoder) and the tokens that the decoder reads (`inputs`), see transduce_pairs.
 struct Pairs : transduce_pairs {
     Pairs(const transduce_pairs& pairs) : transduce_pairs(pairs) {}
     int source_length(int64_t i) const { return sources ? int(source_offsets[i + 1] - source_offsets[i]) : 0; }
@@ -18,20 +18,20 @@ struct Pairs : transduce_pairs {
     Source target(int64_t i) const { return {inputs + offsets[i], length(i)}; }
 };
 
-// Safe to call from several threads.
+// Several threads may use one scorer at the same time.
 class Scorer {
 public:
     explicit Scorer(const Model& model) : model_(model) {}
 
-    // The log-probability of each of `tokens`: of what follows it (-1: nothing, 0). `heads`: of cross-attention, whose
-    // weights [heads, inputs, sources] of each pair, one pair behind another, go to `weights`.
+    // Writes to `log_probs`, for each input, the log-probability of the corresponding token in `tokens`; 0 if it is -1. Also writes the attention
+    // weights of some cross-attention heads, [heads, inputs, sources] for each pair, one pair after another, to `weights`.
     void score(const Pairs& pairs, float* log_probs, const std::vector<Head>& heads, float* weights);
 
 private:
     std::unique_ptr<Network> take();
     const Model& model_;
     std::mutex mutex_;
-    std::vector<std::unique_ptr<Network>> idle_;  // their memory is allocated once
+    std::vector<std::unique_ptr<Network>> idle_;  // kept, so that their memory is allocated only once
 };
 
 }  // namespace transduce

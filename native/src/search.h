@@ -1,5 +1,5 @@
-// Greedy and beam search of one sentence: its live and finished hypotheses, and when to stop. Independent of the network. Follows the rules of
-// transduce/decoding/search.py.
+// Greedy and beam search for one sentence: its live and finished hypotheses, and the decision when to stop. The network is not part of it. The
+// rules are those of transduce/decoding/search.py.
 #pragma once
 
 #include <cstddef>
@@ -13,18 +13,18 @@ namespace transduce {
 struct SearchOptions {
     int beam = 1, n_best = 1;
     float length_penalty = 1;
-    bool scores = true;  // false (greedy only): log-probabilities are not known
-    bool sampled = false;  // `n_best` samples instead, in their order; the beam is their number
+    bool scores = true;  // whether log-probabilities are computed; false only for greedy search
+    bool sampled = false;  // whether to draw `n_best` samples instead of searching; `beam` is then their number too
     int no_repeat_ngram = 0;  // no n-gram of this length occurs twice, except in a prefix; 0: off
-    int32_t n_tokens = 0, eos = 0;  // n_tokens: of the vocabulary
-    int32_t placeholder = -1;  // the first of `kPlaceholders` ids that stand for parts to copy; -1: none
+    int32_t n_tokens = 0, eos = 0;  // size of the vocabulary, and the token that ends an output
+    int32_t placeholder = -1;  // the first of `kPlaceholders` ids that stand for parts of the source to copy; -1: none
 };
 
 constexpr int kPlaceholders = 8;
-// Logarithm of the smallest probability of a missing placeholder relative to the probability of the end of the sentence.
+// Minimum log-probability of a missing placeholder, relative to the log-probability of the end of the sentence.
 constexpr float kMisplaced = -4.6051702f;  // log(0.01)
 
-// A live hypothesis (its row, `parent`) with one more token.
+// A live hypothesis, given by its row `parent`, extended by one token.
 struct Continuation {
     float log_prob;
     int parent;
@@ -40,7 +40,7 @@ struct Finished {
     std::vector<float> attention;  // [ids, width], see `Search::take_attention`; zeros for the last token of a cut-off hypothesis, which was not read
 };
 
-// How often a token occurs in `copies` of transduce_sentences.
+// Returns the number of occurrences of a token that `copies` (see transduce_sentences) requires.
 inline uint64_t count_of(uint64_t copies, int32_t token, int32_t placeholder) {
     const int i = token - placeholder;
     return placeholder >= 0 && 0 <= i && i < kPlaceholders ? copies >> 8 * i & 255 : 0;
@@ -49,8 +49,9 @@ inline uint64_t count_of(uint64_t copies, int32_t token, int32_t placeholder) {
 class Search {
 public:
     // Starts a new search with one live hypothesis without tokens. Every hypothesis continues `prompt`, whose last token is read first, and
-    // starts with `prefix` and tokens of `spelling`. All three must outlive the search. Every hypothesis that ends contains the `copies` of
-    // transduce_sentences. The log-probabilities of the first `n_unscored` tokens of the prefix do not count.
+    // starts with `prefix`, followed by tokens that `spelling` allows. These three must outlive the search. Every hypothesis that ends contains
+    // the placeholders that `copies` requires (see transduce_sentences). The log-probabilities of the first `n_unscored` tokens of the prefix do
+    // not count.
     void start(const SearchOptions& options, int limit, const std::vector<int32_t>& prompt, const std::vector<int32_t>& prefix,
                const Spelling& spelling, uint64_t copies, int n_unscored);
 
@@ -60,24 +61,25 @@ public:
     float log_prob(int row) const { return live_[row].log_prob; }
     // The row of the previous step that this row continues.
     int parent(int row) const { return live_[row].parent; }
-    // The number of each placeholder that this row still needs and that may come next: 8 bits for each.
+    // The number of copies of each placeholder that this row still needs and that may come next, in 8 bits each.
     uint64_t missing(int row) const { return is_spelling(live_[row]) ? 0 : live_[row].missing; }
-    // The token of the prefix that comes next; -1: the prefix is complete.
+    // The next token of the prefix; -1 if the prefix is complete.
     int32_t forced_token() const { return length_ < int(prefix_->size()) ? (*prefix_)[length_] : -1; }
 
-    // Stores the attention of this step, a row of `width` numbers for each live hypothesis. Call this before `extend`.
+    // Stores the attention weights of this step, `width` numbers for each live hypothesis. Call this before `extend`.
     void take_attention(const float* rows, int width);
 
-    // Fills `tokens` with the tokens that must not follow in this row: `never`, except missing placeholders; the end of the sentence while a
-    // placeholder is missing; and tokens that would repeat an n-gram. While a row spells the last word of a prefix: all tokens but those of
-    // its state. `tokens` stays empty if the result is `never`, or if a token is forced.
+    // Fills `tokens` with the tokens that must not come next in this row: `never`, except missing placeholders; the end of the sentence while a
+    // placeholder is missing; and tokens that would repeat an n-gram. While a row spells the last word of a prefix, the result is all tokens
+    // that its state does not allow. `tokens` stays empty if the result equals `never`, or if a token is forced.
     void banned_tokens(int row, const std::vector<int32_t>& never, std::vector<int32_t>& tokens) const;
 
-    // Extends the live hypotheses by their best continuations, given best first: 2 * beam continuations, or one for a beam of 1 or inside a
-    // prefix; fewer if there are no more. Returns true when the search is done.
+    // Extends the live hypotheses by their best continuations, given best first. There must be 2 * beam continuations, or one if the beam is 1 or
+    // inside a prefix, or as many as exist. Returns true when the search is done.
     bool extend(const Continuation* best, int n);
 
-    // Sampling: the draws of the next step, one for each sample that has not ended. All samples begin with the same row.
+    // Sampling: the number of draws in the next step, one for each sample that has not ended, and the row and the sample of a draw. In the first
+    // step all samples have the same row.
     int n_draws() const { return length_ ? n_live() : options_.n_best; }
     int draw_row(int draw) const { return length_ ? draw : 0; }
     int draw_sample(int draw) const { return length_ ? live_[draw].sample : draw; }
@@ -85,7 +87,7 @@ public:
     bool extend_samples(const Continuation* drawn);
 
     const std::vector<Finished>& results() const { return finished_; }
-    // The tokens, from index `first` on, that the best result will start with in any case.
+    // The tokens, from index `first` on, with which the best result will start in any case.
     std::vector<int32_t> certain_tokens(int first) const;
 
 private:
@@ -95,7 +97,7 @@ private:
         int32_t token;
         int node;  // index of the last token in `history_`; -1: none
         int sample = 0;
-        uint64_t missing = 0;  // copies that the hypothesis still lacks
+        uint64_t missing = 0;  // copies of placeholders that the hypothesis still lacks
         int32_t state = 0;     // state of the spelling
     };
     struct Node {

@@ -1,4 +1,4 @@
-// The stack of an encoder or a decoder of a Transformer, and its gradients: the kernels of training, layer after layer.
+// Computes a whole stack of Transformer blocks in training, and its gradients, with the kernels of training.h.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace transduce {
 
-// Bytes that the forward pass keeps for the backward pass.
+// The size in bytes of the memory `kept`, in which the forward pass saves values for the backward pass.
 int64_t stack_memory(const transduce_stack_call& call);
 void stack(const transduce_stack_call& call, int n_threads);
 void stack_backward(const transduce_stack_call& call, int n_threads);

@@ -1,4 +1,4 @@
-// Kernels of training, for operands in float32 or, if the CPU has bfloat16 products, in bfloat16 (uint16_t).
+// Training kernels, for operands in float32 or, if the CPU has bfloat16 products, in bfloat16 (uint16_t).
 #pragma once
 
 #include <cmath>
@@ -10,13 +10,13 @@
 namespace transduce {
 
 constexpr int kPanelColumns = 64;
-constexpr int kRowStep = 32;   // products that sum over rows take this many rows at a time
-constexpr int kMostRows = 96;  // most rows that a thread takes at once
-constexpr int kPieceRows = 128;  // rows of a piece of work without products
-constexpr int kPackedRows = 256;  // rows of a layer's input that are packed together in float32: see panels_float32.inl
+constexpr int kRowStep = 32;   // number of rows that products that sum over rows take at a time
+constexpr int kMostRows = 96;  // maximum number of rows that a thread takes at once
+constexpr int kPieceRows = 128;  // number of rows in a piece of work without products
+constexpr int kPackedRows = 256;  // number of rows of a layer's input that are packed together in float32: see panels_float32.inl
 
 // Number of rows that a thread takes at once: smaller if there are few rows, so that all threads have work. It does not depend on the number of
-// threads, so that no result does.
+// threads, so that results do not depend on it either.
 inline int rows_at_once(int64_t rows) { return rows <= 2 * kMostRows ? kRowStep : kMostRows; }
 
 // The output layer with label-smoothed cross-entropy, and its gradients (Vaswani et al. 2017, section 5.4).
@@ -34,7 +34,7 @@ struct Loss {
     double loss = 0, nll = 0;  // sums in nats
 };
 
-// ---- parts of the computation that are compiled once per instruction set
+// ---- parts of the computation that are compiled once for each instruction set
 
 struct LossSizes {
     int width, vocabulary;
@@ -44,24 +44,24 @@ struct LossSizes {
     int panels() const { return padded_vocabulary() / kPanelColumns; }
 };
 
-// A block: rows [first, first + rows) of a chunk of `chunk_rows` rows. All three numbers are even.
+// The computation of the loss for a block: rows [first, first + rows) of a chunk of `chunk_rows` rows. All three numbers are even.
 template <class Number>
 struct LossBlock {
     int first, rows, chunk_rows;
     const Number* hidden;            // [rows, padded width]
     const int64_t* gold;             // [rows]; -1: none
-    const Number *columns, *rows_of_weight;  // packed weights
+    const Number *columns, *rows_of_weight;  // the weight, packed by columns and by rows
     const float* bias;
-    float* logits;                   // [rows, padded vocabulary], or [rows, 64] if the kernels keep none
-    float* largest;                  // [16 rows]; the first `rows` are inputs: bounds of the logits
-    float* sums;                     // [16 rows]; the first `rows` are results: the sums of exponentials
+    float* logits;                   // [rows, padded vocabulary], or [rows, 64] if the kernels do not keep logits
+    float* largest;                  // [16 rows]; the first `rows` are inputs, bounds of the logits
+    float* sums;                     // [16 rows]; the first `rows` are results, the sums of exponentials
     float* gold_logits;              // [rows]
     Number* exponentials;            // [rows, loss_columns]; null: no gradients
     Number* panels;                  // panels of the chunk's exponentials
     float* products;                 // [rows, width panels * 64]: exponentials times weights
 };
 
-// Dropout. Whether an element is dropped is a function of the seed and of its index.
+// Dropout with a given seed. The seed and the index of an element decide whether the element is dropped.
 struct Dropout {
     uint32_t below;  // elements whose 32 random bits are below this are dropped; 0: no dropout
     float scale;     // factor of the elements that are kept
@@ -69,73 +69,73 @@ struct Dropout {
 };
 inline Dropout dropout_of(float p, uint64_t seed) { return {uint32_t(std::llround(double(p) * 4294967296.0)), 1 / (1 - p), seed}; }
 
-// Attention of all heads of some sequences. The numbers of one head at one position are contiguous. The three strides, in numbers, are those of
+// Attention of all heads of some sequences. The numbers of a head at a position are contiguous. A tensor's three strides, in numbers, are along
 // sequences, heads and positions. The output is contiguous: [batch, positions, heads, width].
 template <class Number>
 struct HeadsCall {
     int64_t batch;
     int heads, kv_heads, queries, keys, width, value_width;
-    bool causal;               // a query sees no later key; as many keys as queries
+    bool causal;               // whether later keys are hidden from a query; there must be as many keys as queries
     float scale;
-    Dropout dropout;           // dropout of the weights
+    Dropout dropout;           // dropout on attention weights
     const Number *query, *key, *value;
     int64_t query_strides[3], key_strides[3], value_strides[3];
-    const float* bias;         // added to scores; contiguous along keys; null: none
-    int64_t bias_strides[3];   // 0: broadcast along this axis
-    Number* output;            // forward; null: backward
-    const Number* grad_output; // backward
+    const float* bias;         // is added to scores; contiguous along keys; null: none
+    int64_t bias_strides[3];   // 0: the bias is broadcast along this axis
+    Number* output;            // forward pass; null in the backward pass
+    const Number* grad_output; // backward pass
     int64_t grad_strides[3];
     Number *grad_query, *grad_key, *grad_value;
     int64_t grad_query_strides[3], grad_key_strides[3], grad_value_strides[3];
 
-    int block() const { return queries < 64 ? queries : 64; }  // queries at a time
+    int block() const { return queries < 64 ? queries : 64; }  // number of queries that are computed at a time
 };
 
 // Computes the output or, if `output` is null, the gradients.
 template <class Number>
 void attend(const HeadsCall<Number>& call, int n_threads);
 
-// dropout(table[ids] * scale + positions), in float32. Row r is at position r % length.
+// An embedding layer, dropout(table[ids] * scale + positions), in float32. Row r is at position r % length.
 struct EmbeddingCall {
     int64_t rows, length;
     int width, vocabulary;
     const int64_t* ids;          // [rows]
-    const float *table, *positions;  // [vocabulary, width]; [length, width], or null
+    const float *table, *positions;  // table: [vocabulary, width]; positions: [length, width], or null
     float scale;
     Dropout dropout;
     float* output;
-    const float* grad_output;    // backward
-    float *grad_table, *grad_positions;  // null: not needed
-    bool adds;                   // to grad_table
+    const float* grad_output;    // backward pass
+    float *grad_table, *grad_positions;  // null: not computed
+    bool adds;                   // whether the gradient is added to grad_table instead of replacing its values
 };
 
-constexpr int kEmbeddingShares = 32;  // parts of the vocabulary, each a piece of work
+constexpr int kEmbeddingShares = 32;  // number of parts of the vocabulary, each a piece of work
 
 void embedding(const EmbeddingCall& call, int n_threads);
 void embedding_backward(const EmbeddingCall& call, int n_threads);
 
-// x + dropout(update), and its norm: LayerNorm, or RMSNorm (rms). Rows of `width` numbers.
+// A residual connection x + dropout(update), and its norm, which is LayerNorm or, if `rms`, RMSNorm. Rows have `width` numbers.
 template <class Number>
 struct ResidualCall {
     int64_t rows;
     int width;
     const float* x;              // null: zeros
     const Number* update;        // null: none
-    const float *gain, *shift;   // shift: null: none
+    const float *gain, *shift;   // a null shift is zero
     float epsilon;
     bool rms;
     Dropout dropout;
-    float* sum;                  // x + dropout(update); null: not needed, as without an update
+    float* sum;                  // x + dropout(update); null: not stored, as without an update
     float* statistics;           // [rows, 2]: mean and 1 / deviation; null: no norm
-    float* output;               // the norm; null: not needed
-    Number* rounded;             // the norm, rounded; null: not needed
-    const float *grad_output, *normed;  // backward: `normed` is the input of the norm
+    float* output;               // the result of the norm; null: not stored
+    Number* rounded;             // the result of the norm, rounded to Number; null: not stored
+    const float *grad_output, *normed;  // backward pass; `normed` is the input of the norm
     const Number* grad_rounded;  // one of grad_rounded and grad_output may be null
     const float* grad_kept;      // gradient of uses of x other than the norm; null: none
-    float* grad_x;               // null without a norm: then it equals grad_output
+    float* grad_x;               // null without a norm, because it then equals grad_output
     Number* grad_update;
     float *grad_gain, *grad_shift;
-    bool adds = false;           // to grad_gain and grad_shift
+    bool adds = false;           // whether gradients are added to grad_gain and grad_shift
 };
 
 template <class Number>
@@ -149,22 +149,22 @@ struct LinearCall {
     int64_t rows;
     int inputs, outputs;
     const void* x;               // [rows, inputs]
-    bool x_is_number, grad_is_number;  // false: float32
-    const float *weight, *bias;  // [outputs, inputs]; [outputs] or null
+    bool x_is_number, grad_is_number;  // whether x and its gradient, and grad_output, have the type Number; false: float32
+    const float *weight, *bias;  // weight: [outputs, inputs]; bias: [outputs], or null
     bool activates;
     Activation activation;
     Dropout dropout;             // after the activation
     Number* output;              // [rows, outputs]
-    Number* slope;               // [rows, outputs]: the derivative of the activation; null: not needed, or ReLU, whose derivative follows from `output`
-    const void* grad_output;     // backward
-    void* grad_x;                // has the type of x; null: not needed
+    Number* slope;               // [rows, outputs]: the derivative of the activation; null: not stored, as for ReLU, where `output` shows it
+    const void* grad_output;     // backward pass
+    void* grad_x;                // has the type of x; null: not computed
     float *grad_weight, *grad_bias;  // grad_bias: null without a bias
-    bool adds;                   // to grad_x
-    bool adds_weights = false;   // to grad_weight and grad_bias
+    bool adds;                   // whether the gradient is added to grad_x
+    bool adds_weights = false;   // whether gradients are added to grad_weight and grad_bias
     int64_t padded_rows = 0;     // padded rows of the left operand of the gradient of the weights, in bfloat16 also of the right operand
     int padded_outputs = 0;
 
-    // Columns of packed inputs.
+    // Number of columns of packed inputs.
     int64_t padded_inputs() const { return round_up(inputs, kPanelColumns); }
 };
 
@@ -180,14 +180,15 @@ void linear(const LinearCall<Number>& call, int n_threads);
 template <class Number>
 void linear_backward(const LinearCall<Number>& call, int n_threads);
 
-// dropout(activation(gate) * value), or its gradient. A row of `hidden` [rows, 2 width] contains the gates, then the values.
+// The gate of a feed-forward network, dropout(activation(gate) * value), or its gradient. A row of `hidden` [rows, 2 width] contains the gates,
+// then the values.
 template <class Number>
 struct GateCall {
     int width;
     Activation activation;
     Dropout dropout;
     const Number* hidden;
-    Number* output;              // [rows, width]; null: backward
+    Number* output;              // [rows, width]; null in the backward pass
     const Number* grad_output;
     Number* grad_hidden;
 };
@@ -197,11 +198,11 @@ template <class Number>
 struct RotateCall {
     int positions, heads, width, row;
     const float *cos, *sin;      // [positions, width / 2]
-    float direction;             // 1, or backward -1
+    float direction;             // 1, or -1 in the backward pass
     Number* numbers;
 };
 
-constexpr int kRecurrentColumns = 64;  // columns that a thread takes at once
+constexpr int kRecurrentColumns = 64;  // number of columns that a thread takes at once
 
 // The simpler simple recurrent unit, or its gradient: relu(c_t) with c_t = f_t c_t-1 + (1 - f_t) v_t and f = sigmoid(gates). A row of `hidden`
 // [sequences, positions, 2 width] contains the gates, then the values v.
@@ -209,7 +210,7 @@ template <class Number>
 struct RecurrentCall {
     int positions, width;
     const Number* hidden;
-    Number* output;              // [sequences, positions, width]; null: backward
+    Number* output;              // [sequences, positions, width]; null in the backward pass
     const Number* grad_output;
     Number* grad_hidden;
 };
@@ -243,7 +244,7 @@ struct AdamTensor {
 };
 
 struct AdamOptions {
-    double lr, beta1, beta2, epsilon, weight_decay, scale;  // `scale`: of the gradients
+    double lr, beta1, beta2, epsilon, weight_decay, scale;  // `scale`: factor of the gradients
 };
 
 // Factors of one update of a tensor, with the corrections of the moments' bias.
@@ -253,15 +254,15 @@ struct AdamFactors {
 
 void adam(const AdamTensor* tensors, int64_t n, const AdamOptions& options, int n_threads);
 
-// The Euclidean norm of all numbers of `n` tensors.
+// Computes the Euclidean norm of all numbers of `n` tensors together.
 double norm(const float* const* tensors, const int64_t* sizes, int64_t n, int n_threads);
 
 template <class Number>
 struct TrainingKernels {
     bool keeps_logits;
     int loss_columns;
-    int gradient_rows, gradient_columns;  // block of a layer's weight gradient that is computed at once; halved if there is little work
-    int gradient_step;           // smallest block
+    int gradient_rows, gradient_columns;  // size of the block of a layer's weight gradient that is computed at once; halved if there is little work
+    int gradient_step;           // size of the smallest block
     void (*round_row)(const float* from, int n, int width, Number* to);
     float (*square_of)(const float* x, int n);
     float (*pack_panel)(const LossSizes& sizes, const float* weight, int panel, Number* columns, Number* rows, float* sum);
@@ -280,7 +281,7 @@ struct TrainingKernels {
                                  Number* right, float* grad_bias, Number* rounded, float* product);
     void (*weight_rows_gradient)(const LinearCall<Number>& call, const OperandRows<Number>& operands, int first, int rows, int column, int columns,
                                  float* product, float* grad_weight);
-    // Rows [first, last). The backward pass adds to the gradients of gain and shift, [padded width].
+    // Compute rows [first, last). The backward pass adds to the gradients of gain and shift, [padded width].
     void (*residual_rows)(const ResidualCall<Number>& call, int64_t first, int64_t last);
     void (*residual_rows_backward)(const ResidualCall<Number>& call, int64_t first, int64_t last, float* grad_gain, float* grad_shift);
     void (*dropout_rows_backward)(const ResidualCall<Number>& call, int64_t first, int64_t last);
@@ -298,7 +299,7 @@ struct TrainingKernels {
 extern const TrainingKernels<uint16_t> kBf16Kernels, kAmxBf16Kernels;
 extern const TrainingKernels<float> kAvx2TrainingKernels, kAvx512TrainingKernels;
 #endif
-// The kernels for this CPU; null if there are none.
+// Returns the training kernels for this CPU; null if there are none.
 template <class Number>
 const TrainingKernels<Number>* training_kernels();
 template <>
@@ -306,7 +307,7 @@ const TrainingKernels<uint16_t>* training_kernels();
 template <>
 const TrainingKernels<float>* training_kernels();
 
-// Calls `work` with a value of the type of the numbers.
+// Calls `work` with a value of the type of the numbers: uint16_t for bfloat16, or float.
 template <class Work>
 void with_numbers(bool is_bf16, Work work) {
     if (is_bf16) work(uint16_t());

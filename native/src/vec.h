@@ -1,8 +1,8 @@
-// One vector register of floats, of the width of the including file's target. Included only by target_*.cpp. Everything is in an unnamed
-// namespace, so that the linker never replaces code for one instruction set by code for another.
+// A vector register of W floats, as wide as the instruction set for which the including file (target_*.cpp) is compiled. Everything is in an
+// unnamed namespace, so that the linker never replaces code for one instruction set by code for another.
 //
-// Multiply-add is always one call (`fma`), and the compiler may not form its own (-ffp-contract=off): then every
-// specialisation of a kernel does the same arithmetic, and a row's result does not depend on how many rows there are.
+// Every multiply-add is a call of `fma`, and the compiler must not make others (-ffp-contract=off). So every specialization of a kernel does the
+// same arithmetic, and a row's result does not depend on the number of rows.
 #pragma once
 
 #include <cmath>
@@ -41,11 +41,11 @@ inline unsigned at_least(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE
 inline __mmask16 lanes(int n) { return __mmask16(n <= 0 ? 0 : (1u << (n < W ? n : W)) - 1); }
 inline Vec first_lanes(Vec a, int n) { return _mm512_maskz_mov_ps(lanes(n), a); }
 inline Vec first_lanes(Vec a, int n, Vec others) { return _mm512_mask_mov_ps(others, lanes(n), a); }
-// The first n numbers, followed by zeros.
+// Loads the first n numbers, followed by zeros.
 inline Vec load_part(const float* p, int n) { return _mm512_maskz_loadu_ps(lanes(n), p); }
 inline void store_part(float* p, int n, Vec a) { _mm512_mask_storeu_ps(p, lanes(n), a); }
 
-// W x W numbers of 32 bits, transposed in place.
+// Transposes W x W numbers of 32 bits in place.
 inline void transpose(Ints* r) {
     Ints t[16];
     for (int i = 0; i < 8; i++) t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]), t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
@@ -154,7 +154,7 @@ inline Vec sum_quads(Vec a, Vec b, Vec c, Vec d) {
     return _mm256_castpd_ps(_mm256_unpacklo_pd(p, q)) + _mm256_castpd_ps(_mm256_unpackhi_pd(p, q));
 }
 
-#else  // any CPU, by the compiler's own vectors (SSE2 or plain code) and on AArch64 NEON
+#else  // any CPU, with the compiler's vector extension (SSE2 or plain code) and, on AArch64, NEON
 
 constexpr int W = 4;
 typedef float Vec __attribute__((vector_size(16)));
@@ -220,7 +220,7 @@ inline Vec sum_over_keys(Vec v) { return v; }
 
 inline Vec zero() { return splat(0.f); }
 
-// 2^x. Relative error about 1e-7; x is clamped to the exponents of normal numbers.
+// Computes 2^x with a relative error of about 1e-7; x is clamped to the exponents of normal numbers.
 inline Vec exp2(Vec x) {
     x = max(splat(-126.f), min(splat(126.f), x));  // in this order, NaN remains
     const Vec n = nearest(x), f = x - n;  // |f| <= 1/2; the polynomial is the minimax one on that interval

@@ -1,4 +1,4 @@
-// The sentences that one thread decodes at a time, with the rows and the memory for them.
+// The sentences that one thread decodes at a time, with their hypotheses and their memory.
 //
 // All live hypotheses of all its sentences advance by one token per step, whatever their options. A sentence's result depends on
 // the sentence, the model and the options only.
@@ -22,7 +22,7 @@ public:
         bool done = false;             // the search has ended: its results are final
         std::vector<int32_t> certain;  // tokens of a streaming request that became certain in this step
         int n_certain = 0;             // number of all certain tokens
-        bool attended = false;         // the attention of the guided head is kept with the tokens
+        bool attended = false;         // whether the attention of the guided head is kept with the tokens
         std::vector<float> attention;  // attention of this step: [rows, source]
     };
 
@@ -31,15 +31,15 @@ public:
     bool empty() const { return active_.empty(); }
     size_t n_sentences() const { return active_.size(); }
     int n_rows() const { return int(tokens_.size()); }  // rows of the last step
-    // Whether there is room for several sentences, of which this is the first: encoding several at once is cheaper.
+    // Whether there is room for several sentences, of which `first` is the first. Encoding several sentences at once is cheaper.
     bool wants_more(const Request& first) const;
-    // Whether the request precedes, by `order`, a sentence that is being decoded.
+    // Whether the request has a smaller `order` than a sentence that is being decoded.
     bool passes(const Request& request) const;
     // Whether there is room for this sentence.
     bool fits(const Request& request) const;
     void add(std::shared_ptr<Request> request);
 
-    // Advances all sentences by one token. If it throws, call `give_up`.
+    // Advances all sentences by one token. After an exception, call `give_up`.
     void step();
     // Calls `look` with each slot, then removes the sentences that have ended.
     template <class Look>
@@ -77,8 +77,8 @@ private:
     std::unique_ptr<Network> network_;
     std::vector<std::unique_ptr<Slot>> slots_;
     std::vector<Slot*> free_, active_;
-    size_t n_started_ = 0;  // number of started sentences, the first of active_
-    double load_ = 0;       // 1: full
+    size_t n_started_ = 0;  // number of sentences that have started: the first sentences of active_
+    double load_ = 0;       // share of the worker's room that is used
     std::vector<Source> sources_;
     std::vector<Sentence*> states_;
     std::vector<int32_t> tokens_, forced_;  // for each row

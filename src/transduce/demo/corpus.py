@@ -32,9 +32,7 @@ from transduce.data.reading import Source, Sources
 Combination = tuple[str, str, str]
 Part = list[str]  # words
 Phrase = tuple[list[Part], list[Part], str]  # English parts, German parts, head word
-Plan = tuple[
-    tuple[tuple[int, int], ...], ...
-]  # each part: pairs (child, its part); the last child is the literal words
+Plan = tuple[tuple[tuple[int, int], ...], ...]  # each part: pairs (child, its part); last child: literal words
 Literals = tuple[str, ...]
 Table = Mapping[str, float]
 Lexical = Callable[..., "Iterator[tuple[float, Rule | Symbol]]"]
