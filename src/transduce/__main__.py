@@ -30,7 +30,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit with its code. `arguments`: default: those of the command line.
+    """Run a command and exit with its code. Default of `arguments`: the arguments of the process.
 
     `--debug` or TRANSDUCE_DEBUG=1 also print tracebacks of errors. `--allow-code` allows the extensions of recipes and
     run folders to run.

@@ -119,7 +119,7 @@ def exit_with_parent() -> None:
 
 
 def send_at_parent_exit(number: signal.Signals) -> None:
-    """Make Linux send this process a signal, by its number, when the parent process exits."""
+    """Make Linux send the signal `number` to this process when its parent process exits."""
     if sys.platform == "linux":
         call_c("prctl", 1, int(number))  # PR_SET_PDEATHSIG
 

@@ -32,7 +32,7 @@ _FAST: Preset = {"n_encoder_layers": 6, "n_decoder_layers": 2, "decoder_self": "
 
 
 class TransformerSettings(DecoderSettings, SourceSettings):
-    """The encoder-decoder Transformer (Vaswani et al. 2017)."""
+    """Settings of the encoder-decoder Transformer (Vaswani et al. 2017)."""
 
     task = "translation"
     presets: ClassVar[Mapping[str, Preset]] = {
@@ -125,7 +125,7 @@ class RecurrentSettings(OutputSettings):
 
 
 class ConvS2SSettings(OutputSettings, PositionSettings):
-    """Gated convolutions with attention in every decoder layer (Gehring et al. 2017)."""
+    """Settings of ConvS2S: gated convolutions with attention in every decoder layer (Gehring et al. 2017)."""
 
     task = "translation"
     kept_values = 2

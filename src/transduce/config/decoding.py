@@ -133,7 +133,7 @@ class DecodingOptions(DecodingSettings):
         return DecodingOptions(**{**self.model_dump(exclude_unset=True), **decoding}) if decoding else self
 
     def most_output(self, n_source: int) -> int:
-        """Return the maximum output length for a source of n tokens: `max_length` and, if it is unset, 2 n + 16."""
+        """Return the maximum output length: `max_length` and, if it is unset, at most 2 * `n_source` + 16 tokens."""
         return self.max_length if "max_length" in self.model_fields_set else min(self.max_length, 2 * n_source + 16)
 
     def over(self, settings: DecodingSettings) -> DecodingOptions:

@@ -416,7 +416,10 @@ class Settings(Section):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, origin: str = "settings") -> Settings:
-        """Validate a nested mapping. A `SettingsError` names the wrong key or value and the allowed ones."""
+        """Validate a nested mapping; raise `SettingsError` with a wrong key or value and the allowed keys or values.
+
+        `origin`: where the mapping comes from, for the message.
+        """
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -443,7 +443,7 @@ def article(determiner: str, case: str, number: str, gender: str, kind: str) -> 
 
 
 def verb(group: str, mood: str, person: str) -> Leaves:
-    """Verbs of a group.
+    """Verbs of a group of the lexicon, in one mood and person.
 
     English parts: auxiliary, main verb, particle. German parts: finite verb, end of a main clause, end of a
     subordinate clause, reflexive pronoun.

@@ -18,7 +18,7 @@ from transduce.process import SAFE_PATH, n_cores, send_at_parent_exit
 
 _SAVED = (129, 130, 143)  # exit codes after SIGHUP, SIGINT, SIGTERM
 _CONSEQUENCES = (RankExited.exit_code, -signal.SIGTERM, *_SAVED)
-"""Exit codes of a process that stopped because another process did: torchrun sends SIGTERM to the remaining ones."""
+"""Exit codes of a process that stopped because another process did: torchrun sends SIGTERM to all others."""
 
 
 LAUNCHER_ID = "transduce-processes"
@@ -27,7 +27,7 @@ LAUNCHER_ID = "transduce-processes"
 
 @dataclass(frozen=True, slots=True)
 class ProcessRank:
-    """Rank of a process among all processes of a training, and local rank among those on its machine, from 0.
+    """Rank of a process among all processes of a training, and its rank among the processes on its machine, from 0.
 
     `launched`: whether `--processes` started the process, and will report failures.
     """

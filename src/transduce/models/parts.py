@@ -210,7 +210,7 @@ class TokenPredictor(nn.Module):
     output_bias: nn.Parameter | None
 
     def add_output(self, settings: OutputSettings, vocab_size: int, *, tied: TokenTable) -> None:
-        """Set the output matrix to `tied` or, if the settings do not tie it, to a new table; add a bias if set."""
+        """Use `tied` as output matrix or, if the settings do not tie it, a new table; create the output bias."""
         self.output_embedding = tied
         if not settings.ties_output:
             self.output_embedding = TokenTable(vocab_size, settings.d_model)

@@ -76,7 +76,7 @@ class FullPattern:
     """The pattern of an encoder: every query may attend to every key. Also the base of all patterns."""
 
     contiguous = True
-    """Whether the last query may attend to all keys from `first_key` on."""
+    """Whether the newest query may attend to all keys from `first_key` to its own position, without a mask."""
     may_be_empty = False
     """Whether there may be queries that cannot attend to any key."""
 

@@ -32,7 +32,7 @@ class Relations:
     value_vectors: Float[Tensor, "R K"]
 
     def scores(self, query: Float[Tensor, "*B Q K"], *, matmul: Matmul = torch.matmul) -> Float[Tensor, "*B Q S"]:
-        """Return the relations' part of the scores, q_i a_ij^K / sqrt(K), the second term of equation 4."""
+        """Return the relations' part of the attention scores, q_i a_ij^K / sqrt(K): second term of equation 4."""
         vectors = self.key_vectors.T.expand(*query.shape[:-2], -1, -1)
         of_each = matmul(query, vectors) / math.sqrt(query.shape[-1])  # [..., Q, R]
         return of_each.gather(-1, self.index.expand(*of_each.shape[:-1], -1))

@@ -67,7 +67,7 @@ class TextForm:
     ) -> Any:
         """Read the text of `sources` (default: the settings' sources) once; return its sets, and print their sizes.
 
-        `workplace`: where temporary files go. Raises `DataError` for faulty text.
+        `workplace`: the folder for temporary files. Raises `DataError` for faulty text.
         """
         texts = self.read(settings, log, sources or self.sources(settings), workplace or Workplace())
         if isinstance(settings.model, BertSettings) and settings.model.next_sentence:

@@ -88,7 +88,7 @@ class More:
 
 
 def stored_settings(run: Path, changes: Settings | None = None) -> Settings:
-    """Return the settings of the last start of the run in a folder, with those set in `changes` replaced."""
+    """Return the settings of the last start of the run in a folder, replaced by the settings that `changes` has."""
     values = read_recipe(run / "recipe.toml")
     for name, value in (changes or Settings()).model_dump(mode="json", exclude_unset=True).items():
         values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value

@@ -1,7 +1,7 @@
 """Defaults for unset settings: the facts that they depend on, the rules of each task, and the application of rules.
 
 Each task has a table of sizes, by the amount of its text, and its own rules. A setting that was given never changes.
-The numbers are the best ones measured under benchmarks/.
+The numbers gave the best results in the measurements under benchmarks/.
 """
 
 from __future__ import annotations
@@ -419,7 +419,7 @@ CLASSIFICATION = replace(
     BERT_CLASSIFICATION,
     sizes=(Size(20_000, 4_000, ("cnn", "cnn"), 0.3, (1024, 1024), 20, (5, 3)), *BERT_CLASSIFICATION.sizes[1:]),
 )
-"""Defaults for single texts, unless the user chose the model: a CNN learns more from little text than attention."""
+"""Defaults for classifiers of single texts without model settings: a CNN learns more from little text."""
 
 DEFAULTS: dict[str, Defaults] = {
     "translation": TRANSLATION,

@@ -100,7 +100,7 @@ class Average(ABC):
     n_copies: ClassVar[int] = 0
     """Number of copies of the weights in memory and in each checkpoint, in addition to the model's own weights."""
     is_mean: ClassVar[bool] = False
-    """Whether the run's model is a mean of files, which may change at any validation, not only at a better one."""
+    """Whether the run's model is a mean of files, which changes even after a validation that is not the best."""
 
     def __post_init__(self) -> None:  # noqa: B027 - optional
         """Make the initial state."""
