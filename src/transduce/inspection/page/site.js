@@ -24,10 +24,9 @@ function checked(site, ids, name) {
   return ids;
 }
 
-// The text that the model reads: without spaces at its edges, and empty if it has no letter or digit.
+// The text that the model reads: without spaces at its edges. A text without letters and digits is unchanged.
 function readable(site, text) {
-  if (!/[\p{L}\p{N}]/u.test(text)) return "";
-  return site.src.data.keeps_spaces ? text : text.trim();
+  return site.src.data.keeps_spaces || !/[\p{L}\p{N}]/u.test(text) ? text : text.trim();
 }
 
 // A sentence: inputs, the tokens to predict, its sides and the search, under a model without the parts of `off`.
