@@ -46,11 +46,11 @@ IN_TOKEN = rf"(?:[^\s{_SPACELESS}\uff01-\uff65“”‘’«»…—]|(?<=[./?=&
 LONG_WORD = rf"[^\s{_SPACELESS}]{{101,}}"
 """A pattern for strings that are too long to be a word (more than 100 characters), such as encoded data."""
 
-ENTITY = r"&(?:#\w{1,8}|[A-Za-z]\w{1,31});"
-"""A pattern for HTML entities, such as &nbsp;, or &apos; in text that Moses has tokenized."""
+ENTITY = re.compile(r"&(?:#\w{1,8}|[A-Za-z]\w{1,31});")
+"""The pattern of HTML entities, such as &nbsp;, or &apos; in text that Moses has tokenized."""
 
 INLINE = (
-    rf"{ENTITY}|\x1b\[[\d;]{{0,20}}m"
+    rf"{ENTITY.pattern}|\x1b\[[\d;]{{0,20}}m"
     r"|\]\([^\s()]{1,2000}(?:\([^\s()]{0,100}\)[^\s()]{0,100})?(?:[ ]\"[^\"\n]{0,300}\")?\)"
 )
 """A pattern for markup that may touch a word without being part of it: HTML entities, color codes of terminals, and the

@@ -62,7 +62,7 @@ def _scores(sp: Any) -> Scores:
 @lru_cache(maxsize=8)
 def _entities(sp: Any) -> frozenset[str]:
     """HTML entities, such as &apos;, that are one piece each in every segmentation."""
-    return frozenset(piece for piece in _scores(sp) if re.fullmatch(ENTITY, piece))
+    return frozenset(piece for piece in _scores(sp) if ENTITY.fullmatch(piece))
 
 
 @lru_cache(maxsize=8)

@@ -38,7 +38,6 @@ If a text contains them, they become separate pieces, which SentencePiece does n
 
 _SPELLING = re.compile(f"([{SPELLING}])")
 
-_ENTITY = re.compile(ENTITY)
 
 SAMPLE_LINES = 1_000_000
 """Maximum number of lines to learn a vocabulary from. A longer text is sampled at random."""
@@ -169,7 +168,7 @@ def _symbols_in(lines: Sequence[str], vocab_size: int) -> list[str]:
 
 
 def _count_entities(lines: Iterable[str]) -> Counter[str]:
-    return Counter(chain.from_iterable(_ENTITY.findall(line) for line in lines if "&" in line))
+    return Counter(chain.from_iterable(ENTITY.findall(line) for line in lines if "&" in line))
 
 
 def _train(
@@ -234,7 +233,7 @@ def _reading_only(model: bytes, alphabet: Collection[str], entities: Counter[str
         if piece.type == piece.NORMAL:
             is_read = readable.issuperset(piece.piece)
         else:  # the target alone may have made an entity a piece
-            is_read = not _ENTITY.fullmatch(piece.piece) or entities[piece.piece] >= _LEARNABLE
+            is_read = not ENTITY.fullmatch(piece.piece) or entities[piece.piece] >= _LEARNABLE
         if not is_read:
             piece.type = piece.UNUSED
     return bytes(proto.SerializeToString())

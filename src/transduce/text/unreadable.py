@@ -30,7 +30,6 @@ _INSIDE_WORDS = "-.@_/,:'’+&"
 _TECHNICAL = "%$#&@\\/:=<>{}|^~_*+?"
 _TECHNICAL_STARTS = "%$#@{<\\"
 _TAG = re.compile(r"</?[A-Za-z][\w:-]*(?:\s+[\w:-]+=(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s\"'<>]+))*\s*/?>" + f"|{INLINE}")
-_ENTITY = re.compile(ENTITY)
 _TOKEN = re.compile(f"{IN_TOKEN}+")
 _ARGUMENTS = re.compile(rf"\((?:(?![()]){IN_TOKEN}){{0,100}}\)")
 _EMPHASIS = re.compile(r"(?<!\w)(_{1,3})(?![\s_])(?:[^_\n]|(?<=\w)_(?=\w)){1,300}?(?<!\s)(\1)(?!\w|\.\w|\()")
@@ -116,7 +115,7 @@ def _misread_spans(text: str, vocabulary: Vocabulary) -> list[Span]:
             is_known = match["first"] in _beginnings_of_words(vocabulary)
         else:  # code is kept even if frequent, except entities, since translations may have others or none
             pieces = map(bare, vocabulary.pieces(vocabulary.encode(match[0])))
-            is_known = _ENTITY.fullmatch(match[0]) is not None and match[0] in pieces
+            is_known = ENTITY.fullmatch(match[0]) is not None and match[0] in pieces
         if is_known:
             continue
         spans.append(match.span())
