@@ -189,7 +189,7 @@ def _cuts(
 
 
 def _times(weights: np.ndarray | None, *, seed: int, epoch: int) -> np.ndarray | None:
-    """How often an epoch uses each index, from the weights, or None if each is used once.
+    """Return how often an epoch uses each index, computed from its weight; None, without weights, means once.
 
     The fractional part of a weight selects that fraction of the sentences with this weight. The selection moves over a
     fixed random order from epoch to epoch, so that every sentence is used equally often.

@@ -307,7 +307,7 @@ def pack_pairs(pairs: Iterable[Pair], n: int = CHUNK, *, corpus: int = 0) -> Ite
 
 
 def unpack_pairs(record: Arrays) -> list[Pair]:
-    """The pairs of a record, without duplicates."""
+    """Return the pairs of a record that `pack_pairs` made, except those that it marks as duplicates."""
     (file, *texts), lines = decompressed(record["text"]).split(_SEPARATOR), record["lines"].tolist()
     src, tgt, links = (texts[i * len(lines) : (i + 1) * len(lines)] for i in range(3))
     return [Pair(src[i], tgt[i], file, lines[i], links[i]) for i in record["new"].nonzero()[0].tolist()]

@@ -79,7 +79,7 @@ _BOM = b"\xef\xbb\xbf"
 _OTHER_MARKS = {"UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "UTF-16": (b"\xff\xfe", b"\xfe\xff")}
 """Byte order marks of other encodings; the mark of UTF-32 begins with the mark of UTF-16."""
 _BLOCK = 1 << 16  # bytes read per call
-_FEWEST, _SAMPLE = 6, 1024  # fewest and most bytes of a text that are used to tell UTF-16 from UTF-8
+_FEWEST, _SAMPLE = 6, 1024  # minimum and maximum number of bytes used to detect UTF-16
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstd.ZstdError)
 
 COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {

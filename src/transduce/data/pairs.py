@@ -133,7 +133,7 @@ def _parser() -> expat.XMLParserType:
 
 
 def _text(element: ElementTree.Element) -> str:
-    """The text of a segment, without markup. NUL, which XML cannot contain, marks a removed stand-alone element."""
+    """The text of a segment, without markup. A NUL, which XML excludes, marks a removed stand-alone element."""
     parts = [element.text or ""]
     for inner in element:
         text = "" if inner.tag in _PAIRED else "\0" if inner.tag in _ALONE else _text(inner) or "\0"

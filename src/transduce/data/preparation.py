@@ -64,7 +64,10 @@ def choose_held_out(sizes: Sequence[int], *, share: float, most: int, seed: int,
 
 
 def part_of(pieces: Iterable[Piece], held: Mapping[int, int], *, held_out: bool) -> Iterator[Piece]:
-    """Yield the text that `choose_held_out` chose, or the remaining text. A divided document ends at its cut."""
+    """Yield the text that `choose_held_out` chose, or the remaining text.
+
+    If a document is divided between both, its parts are two documents.
+    """
     is_open = False  # whether a part of the document has been yielded, but not its end
     for piece, document, end in located(pieces):
         if is_held_out(held, document, end) == held_out:

@@ -80,9 +80,10 @@ class _Sentence:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """A tokenized source and its translation, whose words `links` and `links_of_head` link.
+    """A tokenized source and its translation. `links` and `links_of_head` pair their words.
 
-    attention: Weights [target tokens, source tokens + 1] of the trained head, if the search stored them.
+    attention: Weights [target tokens, source tokens and the end of the source] of the head that was trained to align;
+        None if the search stored none.
     """
 
     src_text: str

@@ -227,7 +227,7 @@ class Generator(EngineModel):
             yield np.asarray(ids[first - 1 : start + stride], dtype=np.int64), start - first
 
     def _prompt(self, text: str, number: int, *, cut_prompt: bool) -> tuple[int, ...]:
-        """Encode a prompt. BOS is added to empty prompts or if training documents have it. `number`: for the error."""
+        """Encode prompt `number` (from 0). BOS begins empty prompts, and all prompts if training documents have it."""
         ids = self.tokenizer.encode(text)
         ids = [BOS, *ids] if self._begins or not ids else ids
         if len(ids) > self.context and self.memory is None:

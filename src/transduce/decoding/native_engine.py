@@ -385,7 +385,7 @@ class NativeCaller:
             self._deliver(event)
 
     def free(self) -> None:
-        """Free the caller in the library. No other call may run at the same time or later."""
+        """Free the memory that the native library holds for this object. No other method may run then or later."""
         if self._handle and os.getpid() == self._pid:
             self._library.transduce_client_free(self._handle)
         self._handle = ctypes.c_void_p()

@@ -49,7 +49,7 @@ class Stepper(Protocol):
         """Hidden states [N, 1, D] after the next token [N, 1] of every row; the state advances in place."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., D], row by row."""
+        """Return the logits [..., V] for hidden states [..., D]."""
 
 
 def beam_search(

@@ -402,7 +402,7 @@ def run_checks(sample: Sample[Any], data: DataSettings, form: FormName, *, quick
 
 
 def warn_of_data(sample: Sample[Any], data: DataSettings, form: FormName, log: Log) -> None:
-    """Warn before a training of misaligned sides, copies and unusual characters."""
+    """Warn, before training, if the data have misaligned lines, copies or unusual characters."""
     findings = [finding for finding in run_checks(sample, data, form, quick=True) if finding.level != "note"]
     serious = sorted(findings, key=lambda finding: finding.level != "obstacle")
     for finding in serious[:3]:

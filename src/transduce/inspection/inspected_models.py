@@ -52,7 +52,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A recorded search: options, best first tokens, hypotheses of each step, and results, best first."""
+    """A recorded search: options, the best tokens of the first step, hypotheses of each step, and sorted results."""
 
     options: DecodingOptions
     first: list[tuple[int, float]]

@@ -320,7 +320,7 @@ def _run(
     causal: bool = False,
     memory: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Float[Tensor, "B T D"]:
-    """Compute a stack with the library; return its hidden states.
+    """Compute a stack with the native library (C++); return its hidden states.
 
     `bias` hides keys in self-attention. `memory`: the encoder's output, and the bias that hides its padding.
     """

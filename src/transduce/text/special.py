@@ -236,7 +236,7 @@ class Vocabulary(ABC):
 
     @property
     def unreadable_ids(self) -> frozenset[int]:
-        """The ids whose text the model cannot read: `UNK`, bytes of rare characters, and placeholders."""
+        """The ids that hide the text from the model: `UNK`, bytes that spell rare characters, and placeholders."""
         return frozenset({UNK})
 
     def unreadable(self, text: str) -> list[Span]:

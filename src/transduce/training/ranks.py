@@ -47,6 +47,8 @@ class Ranks:
     def agree(self, signal: int, seconds: float, *, is_writing: bool = False) -> tuple[int, float, bool]:
         """Wait for all ranks, and exchange values.
 
+        `seconds`: the duration of the training so far. `is_writing`: whether this rank is still writing a checkpoint.
+
         Returns the number of a signal that any rank received, or 0; the main process's `seconds`; and whether any rank
         is still writing.
         """

@@ -101,7 +101,10 @@ class Element:
         return "".join(pieces)
 
     def keep(self, parts: Iterable[tuple[int, int, str]], escape: Callable[[str], str]) -> None:
-        """Preserve `parts` of the text, (start, end, replacement), up to `MOST_PARTS`. Replacements are escaped."""
+        """Make the translation contain the given parts of the text, as their escaped replacements.
+
+        `parts`: (start, end, replacement) of each; those after the first `MOST_PARTS` are ignored.
+        """
         for start, end, copy in islice(parts, MOST_PARTS):
             self._insert(Element(start, end, verbatim=escape(copy), copy=copy))
 
